@@ -1,0 +1,1 @@
+"""amp-lab: mixed-precision training, from scratch and in the open."""
