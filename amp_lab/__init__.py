@@ -1,1 +1,19 @@
-"""amp-lab: mixed-precision training, from scratch and in the open."""
+"""amp-lab: mixed-precision training, from scratch and in the open.
+
+Every module is meant to be read. A good order: `formats` (what a half-precision number is),
+`autocast` with `op_policy`, `grad_scaler`, then `histograms` and `report`.
+"""
+
+from amp_lab.devices import default_device
+from amp_lab.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, FP32, TF32, FloatFormat
+
+__all__ = [
+    "BF16",
+    "FP8_E4M3",
+    "FP8_E5M2",
+    "FP16",
+    "FP32",
+    "TF32",
+    "FloatFormat",
+    "default_device",
+]
