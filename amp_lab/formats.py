@@ -144,22 +144,36 @@ class FloatFormat:
         `overflow` says what becomes of magnitudes that round beyond `max`, infinity included:
         "inf" (the default where the format has an infinity), "nan" (the default where it has
         none) or "saturate" (`max`). Where the format reaches further than x's dtype, the range
-        that both have counts.
+        that both have counts. PyTorch's own conversion to float8_e4m3fn gives NaN in older
+        releases and saturates in newer ones (pull request 178817).
         """
-        if x.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"round takes float32 or float64, got {x.dtype}: convert it first")
-        native = "nan" if self.finite_only else "inf"
-        if overflow not in (None, native, "saturate"):
-            raise ValueError(f'overflow in {self.name} is "{native}" or "saturate": {overflow!r}')
+        if x.dtype not in _INTEGER:
+            raise TypeError(
+                f"round takes a float32 or float64 tensor, got {x.dtype}: convert it first"
+            )
+        native: Overflow = "nan" if self.finite_only else "inf"
+        overflow = overflow or native
+        if overflow not in (native, "saturate"):
+            raise ValueError(f'{self.name} has overflow "{native}" or "saturate", not {overflow!r}')
         carrier = FloatFormat.of(x.dtype)
+        limit = self._largest_shared_with(carrier)
         magnitude = x.detach().abs()
         if self.exponent_bits < carrier.exponent_bits:
-            magnitude = self._round_by_addition(magnitude, carrier)
-        elif self.mantissa_bits < carrier.mantissa_bits:
-            magnitude = self._round_bits(magnitude, carrier)
-        limit = self._largest_shared_with(carrier)
-        beyond = limit if overflow == "saturate" else float(native)
-        return magnitude.masked_fill_(magnitude > limit, beyond).copysign_(x.detach())
+            rounded = self._round_by_addition(magnitude, carrier)
+            if overflow == "saturate":
+                rounded.clamp_(max=limit)
+            elif overflow == "inf":  # scaled so that what is beyond `max` overflows the carrier
+                headroom = 2.0 ** (carrier.max_exponent - self.max_exponent)
+                rounded.mul_(headroom).mul_(1 / headroom)
+        else:
+            is_nan = _ones_beyond(math.inf, magnitude)
+            rounded = self._round_bits(magnitude, carrier)
+            if overflow == "saturate":
+                _bits(rounded).clamp_(max=_pattern(limit, x.dtype))
+            _bits(rounded).bitwise_or_(is_nan)
+        if overflow == "nan":
+            _bits(rounded).bitwise_or_(_ones_beyond(limit, rounded))
+        return rounded.copysign_(x.detach())
 
     def _round_by_addition(self, magnitude: Tensor, carrier: "FloatFormat") -> Tensor:
         """Round where the carrier (the format of x's dtype) has the larger exponent range.
@@ -168,11 +182,11 @@ class FloatFormat:
         addition itself rounds, to nearest even. Subtracting it again is exact.
         """
         dropped = carrier.mantissa_bits - self.mantissa_bits
-        if dropped < 1:  # normal numbers need no rounding; the subnormal grid is the same for all
+        if dropped < 1:  # only subnormal numbers have bits to lose, all of the same worth
             shift = self.smallest_subnormal * 2.0**carrier.mantissa_bits
             return torch.where(magnitude < shift, (magnitude + shift) - shift, magnitude)
         exponent_mask = (2**carrier.exponent_bits - 1) << carrier.mantissa_bits
-        binade = (magnitude.view(_INTEGER[magnitude.dtype]) & exponent_mask).view(magnitude.dtype)
+        binade = (_bits(magnitude) & exponent_mask).view(magnitude.dtype)
         binade.clamp_(self.smallest_normal, 2.0**self.max_exponent)
         shift = 2.0**dropped
         return magnitude.add_(binade, alpha=shift).sub_(binade, alpha=shift)
@@ -183,24 +197,26 @@ class FloatFormat:
         On the bit pattern, as an integer: add half of the last kept bit (a little less when that
         bit is 0, so that a tie goes to even) and clear what is cut. A carry runs into the
         exponent, as it should. No float instruction sees the carrier's subnormal numbers, which
-        some processors flush to zero.
+        a processor may be set to flush to zero. NaN is lost.
         """
         dropped = carrier.mantissa_bits - self.mantissa_bits
+        if dropped < 1:
+            return magnitude
 
         def cut(bits: Tensor) -> Tensor:
             last_kept = (bits >> dropped).bitwise_and_(1)
             return last_kept.add_(bits).add_(2 ** (dropped - 1) - 1).bitwise_and_(-(2**dropped))
 
-        bits = magnitude.view(_INTEGER[magnitude.dtype])
+        bits = _bits(magnitude)
         rounded = cut(bits)
         if self.exponent_bits > carrier.exponent_bits:
             # The carrier's subnormal numbers are normal here and keep M bits below their leading
             # one: their pattern is an integer, rounded as a float of that value.
             smallest_normal = 2**carrier.mantissa_bits
             integers = bits.clamp(max=smallest_normal).to(magnitude.dtype)
-            integers = cut(integers.view(bits.dtype)).view(magnitude.dtype)
-            rounded = torch.where(bits < smallest_normal, integers.to(bits.dtype), rounded)
-        return torch.where(magnitude.isnan(), magnitude, rounded.view(magnitude.dtype))
+            integers = cut(_bits(integers)).view(magnitude.dtype).to(bits.dtype)
+            rounded = torch.where(bits < smallest_normal, integers, rounded)
+        return rounded.view(magnitude.dtype)
 
     def _largest_shared_with(self, carrier: "FloatFormat") -> float:
         """Return the largest number that this format and the carrier both hold."""
@@ -214,7 +230,7 @@ class FloatFormat:
         The significand bits are the stored ones, without the implicit leading bit. NaN is shown
         as the quiet NaN with no payload.
         """
-        value = self.round(torch.tensor(float(x), dtype=torch.float64)).item()
+        value = self.round(torch.tensor(float(x), dtype=torch.float64, device="cpu")).item()
         size = abs(value)
         sign = int(math.copysign(1.0, value) < 0)
         all_ones = 2**self.exponent_bits - 1
@@ -230,7 +246,7 @@ class FloatFormat:
             significand = ulps - normal * 2**self.mantissa_bits
         stored = f"{significand:0{self.mantissa_bits}b}"
         if not math.isfinite(value) or value == 0:
-            meaning = f"{value:+}".replace(".0", "")
+            meaning = "nan" if math.isnan(value) else f"{value:+g}"
         else:
             power = max(exponent, 1) - self.bias
             meaning = f"{'+-'[sign]}{int(exponent > 0)}.{stored} × 2^{power} = {value!r}"
@@ -253,4 +269,24 @@ _BY_DTYPE = {
     torch.float8_e4m3fn: FP8_E4M3,
     torch.float8_e5m2: FP8_E5M2,
 }
-_INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}  # same size, to see the bits
+_INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+def _bits(x: Tensor) -> Tensor:
+    """Return x's bit patterns as integers: a view, not a copy."""
+    return x.view(_INTEGER[x.dtype])
+
+
+def _pattern(value: float, dtype: torch.dtype) -> int:
+    """Return the bit pattern of one number."""
+    return int(_bits(torch.tensor(value, dtype=dtype, device="cpu")))
+
+
+def _ones_beyond(limit: float, magnitude: Tensor) -> Tensor:
+    """Return integers: all bits 1 where magnitude is NaN or larger than the limit, else 0.
+
+    The patterns of positive floats are ordered as their values, with infinity and then NaN on
+    top. All ones is a NaN itself, so "or" with the result makes one.
+    """
+    sign_bit = torch.finfo(magnitude.dtype).bits - 1
+    return (_pattern(limit, magnitude.dtype) - _bits(magnitude)) >> sign_bit
