@@ -1,10 +1,10 @@
 """What a tensor core computes, computed with float32 kernels: `autocast(..., emulate=True)`.
 
 A tensor core multiplies numbers of a low-precision format, adds the products up in float32, and
-the sum is rounded to the format once, when it is stored (NVIDIA, "Training With Mixed Precision",
-section "Tensor Core Math"). A product of two such numbers is exact in float32 (11 + 11 significant
-bits for float16, 24 are there), so an ordinary float32 kernel does the same arithmetic. Only the
-roundings at its two ends have to be added:
+the sum is rounded to the format once, when it is stored (Micikevicius et al., "Mixed Precision
+Training", 2018, section 3.3). A product of two such numbers is exact in float32 (11 + 11
+significant bits for float16, 24 are there), so an ordinary float32 kernel does the same
+arithmetic. Only the roundings at its two ends have to be added:
 
     inputs   -> cast    rounded to the format, as native autocast rounds them
              -> widen   the same numbers as float32
@@ -23,9 +23,10 @@ under float16, everything on the right is float32 holding float16 numbers or sum
 float16 and bfloat16 results have these dtypes, as in native mode. A format that torch has no
 arithmetic for (TF32, FP8, your own) lives in float32 tensors whose values lie on its grid.
 
-Two things to know. The emulation is as exact as the float32 kernels: leave
-`torch.set_float32_matmul_precision` at "highest". And real hardware stores the result of a TF32
-product as float32; here it is rounded, as for every other format.
+What differs from the hardware: it stores the result of a TF32 product as float32, here it is
+rounded like every other; its FP8 sums may hold fewer bits than float32 (DeepSeek-V3 Technical
+Report, section 3.3.2). And the emulation is only as good as the float32 kernels: leave
+`torch.set_float32_matmul_precision` at "highest".
 """
 
 from collections.abc import Callable, Sequence
@@ -66,11 +67,11 @@ def emulated_call(
     The result is of dtype float16 or bfloat16 where `fmt` is one of these, else float32 on the
     format's grid; float64 where only float64 came in.
 
-    One operation is one rounding of its result, with float32 inside, also for
-    `scaled_dot_product_attention`: fused attention kernels keep its scores and its softmax in
-    float32. What consists of several products in a row rounds after each of them, because the
-    next one takes numbers of the format: recurrent networks and their cells (`amp_lab.recurrent`),
-    `einsum` of three and more operands, `multi_dot` and `chain_matmul`.
+    What consists of several products in a row rounds after each of them, because the next one
+    takes numbers of the format: recurrent networks and their cells (`amp_lab.recurrent`), `einsum`
+    of three and more operands, `multi_dot` and `chain_matmul`. Everything else is one operation,
+    float32 inside. That includes `scaled_dot_product_attention`: fused kernels keep its scores in
+    float32, and where they round the softmax before the second product depends on the kernel.
     """
     core = _TensorCore(fmt, cast)
     several_products = _SEVERAL_PRODUCTS.get(getattr(func, "__name__", ""))
@@ -89,14 +90,20 @@ def round_to(x: Tensor, fmt: FloatFormat | torch.dtype) -> Tensor:
     return core.cast(x)
 
 
+@cache
+def _format_and_dtype(fmt: FloatFormat | torch.dtype) -> tuple[FloatFormat, torch.dtype | None]:
+    """Return the format, and the dtype of its tensors where that is not float32."""
+    fmt = fmt if isinstance(fmt, FloatFormat) else FloatFormat.of(fmt)
+    return fmt, fmt.dtype if fmt.dtype in _STORED_AS_IS else None
+
+
 class _TensorCore:
     """Calls functions with rounded inputs, float32 inside, and a rounded result."""
 
     def __init__(
         self, fmt: FloatFormat | torch.dtype, cast: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        self.fmt = fmt if isinstance(fmt, FloatFormat) else FloatFormat.of(fmt)
-        self.dtype = self.fmt.dtype if self.fmt.dtype in _STORED_AS_IS else None
+        self.fmt, self.dtype = _format_and_dtype(fmt)
         self.cast = cast or self._round
 
     def __call__(self, func: Callable, *args: Any, **kwargs: Any) -> Any:
