@@ -30,7 +30,6 @@ Report, section 3.3.2). And the emulation is only as good as the float32 kernels
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -86,15 +85,7 @@ def round_to(x: Tensor, fmt: FloatFormat | torch.dtype) -> Tensor:
     Returns a tensor of dtype float16 or bfloat16 where `fmt` is one of these, else a float32
     tensor on the format's grid, whose gradient is rounded to the grid as well.
     """
-    core = _TensorCore(fmt)
-    return core.cast(x)
-
-
-@cache
-def _format_and_dtype(fmt: FloatFormat | torch.dtype) -> tuple[FloatFormat, torch.dtype | None]:
-    """Return the format, and the dtype of its tensors where that is not float32."""
-    fmt = fmt if isinstance(fmt, FloatFormat) else FloatFormat.of(fmt)
-    return fmt, fmt.dtype if fmt.dtype in _STORED_AS_IS else None
+    return _TensorCore(fmt).cast(x)
 
 
 class _TensorCore:
@@ -103,8 +94,10 @@ class _TensorCore:
     def __init__(
         self, fmt: FloatFormat | torch.dtype, cast: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        self.fmt, self.dtype = _format_and_dtype(fmt)
-        self.cast = cast or self._round
+        self.fmt = fmt if isinstance(fmt, FloatFormat) else FloatFormat.of(fmt)
+        dtype = fmt.dtype if isinstance(fmt, FloatFormat) else fmt
+        self.dtype = dtype if dtype in _STORED_AS_IS else None
+        self._callers_cast = cast
 
     def __call__(self, func: Callable, *args: Any, **kwargs: Any) -> Any:
         args = _map_tensors(self.take, args)
@@ -114,6 +107,10 @@ class _TensorCore:
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return `x @ weight.T + bias`: x is in the format already, weight and bias are taken."""
         return self.narrow(F.linear(self.widen(x), weight, bias))
+
+    def cast(self, x: Tensor) -> Tensor:
+        """Round an input to the format; other dtypes than float32 and below pass unchanged."""
+        return self._callers_cast(x) if self._callers_cast else self._round(x)
 
     def take(self, x: Tensor) -> Tensor:
         """Round an input to the format and hold it as float32."""
@@ -142,6 +139,8 @@ class _OnGrid(torch.autograd.Function):
 
     For formats without a dtype it does what `.half()` and `.float()` do for float16.
     """
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, fmt: FloatFormat, round_value: bool) -> Tensor:
@@ -189,24 +188,25 @@ def _multi_dot(core: _TensorCore, matrices: Sequence[Tensor]) -> Tensor:
     sizes += [m.shape[0] for m in matrices[1:]]
     sizes += [1 if matrices[-1].dim() == 1 else matrices[-1].shape[1]]
 
-    @cache
-    def cheapest(first: int, end: int) -> tuple[int, int]:
-        """Return how many multiplications matrices[first:end] need and where to split them."""
-        if end - first == 1:
-            return 0, first
-        costs = []
-        for i in range(first + 1, end):
-            apart = cheapest(first, i)[0] + cheapest(i, end)[0]
-            costs.append((apart + sizes[first] * sizes[i] * sizes[end], i))
-        return min(costs)
+    # For matrices[first:end]: the fewest multiplications, and where to split for them.
+    count = len(matrices)
+    best = {(i, i + 1): (0, i) for i in range(count)}
+    for length in range(2, count + 1):
+        for first in range(count - length + 1):
+            end = first + length
+            outer = sizes[first] * sizes[end]
+            best[first, end] = min(
+                (best[first, i][0] + best[i, end][0] + outer * sizes[i], i)
+                for i in range(first + 1, end)
+            )
 
     def product(first: int, end: int) -> Tensor:
         if end - first == 1:
             return matrices[first]
-        split = cheapest(first, end)[1]
+        split = best[first, end][1]
         return core(torch.matmul, product(first, split), product(split, end))
 
-    return product(0, len(matrices))
+    return product(0, count)
 
 
 _SEVERAL_PRODUCTS: dict[str, Callable] = {

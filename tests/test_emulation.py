@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from amp_lab.emulation import emulated_call, round_to
 from amp_lab.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, FP32, TF32, FloatFormat
@@ -376,6 +377,36 @@ def test_second_derivatives(fmt):
     (second,) = torch.autograd.grad(first.sum(), w)
     # first = 2 x w w^T; the derivative of its sum at w = 1 is 2 (x^T 1 + (x^T 1)^T), 1 all ones.
     assert torch.equal(second, torch.full((2, 2), 4.0))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop because")
+@pytest.mark.parametrize("fmt", [torch.float16, FP8_E5M2], ids=str)
+def test_function_transforms(fmt):
+    """`torch.func` differentiates it and maps it over the examples of a batch."""
+    x, w = torch.randn(3, 4), torch.randn(5, 4)
+
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        return emulated_call(F.linear, [x, w], {}, fmt).float().sin().sum()
+
+    def gradient(x: Tensor) -> Tensor:
+        return with_gradients(lambda w: loss(w, x), [w])[1]
+
+    assert torch.equal(torch.func.grad(loss)(w, x), gradient(x))
+    per_example = torch.vmap(torch.func.grad(loss), (None, 0))(w, x)
+    assert torch.equal(per_example, torch.stack([gradient(row) for row in x]))
+
+
+def test_compiled_and_checkpointed():
+    x, w = torch.randn(3, 4), torch.randn(5, 4)
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return emulated_call(F.linear, [x, w], {}, torch.float16).float().sin()
+
+    plain = with_gradients(function, [x, w])
+    compiled = with_gradients(torch.compile(function, backend="aot_eager", fullgraph=True), [x, w])
+    assert all(map(torch.equal, compiled, plain))
+    again = with_gradients(lambda *x: checkpoint(function, *x, use_reentrant=False), [x, w])
+    assert all(map(torch.equal, again, plain))
 
 
 def test_no_grad_memory_format_and_views():
