@@ -1,0 +1,283 @@
+"""Histograms of magnitudes by powers of two, and recording a model's gradients in them.
+
+No logarithm is taken: the exponent field of a floating-point number *is* the binade it lies in.
+Inside a binade the bins close in on the next power of two, because that is where formats differ:
+a number overflows, or rounds up out of the subnormal range, within half an ulp below a power of
+two, and flushes to zero up to exactly one. Half an ulp of a format with M mantissa bits, below
+2^n, reaches from 2^n - 2^(n-M-2) up. So the bins of the binade that ends at 2^n are
+
+    {2^(n-1)}   (2^(n-1), 2^n - 3·2^(n-3))   …   [2^n - 2^(n-j), 2^n - 3·2^(n-j-2))   …
+
+which lets one histogram answer for every format and every loss scale 2^k after the fact.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from amp_lab.formats import FloatFormat
+
+BLOCK = 2**19  # elements counted at a time: the intermediate integers stay in the cache
+BINS = 64  # bins of one binade, of which 50 are used
+
+
+@dataclass(frozen=True)
+class Binades:
+    """Counts by binade: `counts[i]` magnitudes lie in [2^exponents[i], 2^(exponents[i] + 1))."""
+
+    zero: int
+    subnormal: int  # below 2^-126, float32's smallest normal number
+    exponents: list[int]
+    counts: list[int]
+    inf: int
+    nan: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What becomes of the non-zero numbers (NaN left out) when they are scaled and cast."""
+
+    flushed: int
+    subnormal: int
+    normal: int
+    overflowing: int
+
+    @property
+    def nonzero(self) -> int:
+        """How many there are."""
+        return self.flushed + self.subnormal + self.normal + self.overflowing
+
+    def fraction(self, count: int) -> float:
+        """Return a count as a fraction of the non-zero numbers; 0 where there are none."""
+        return count / self.nonzero if self.nonzero else 0.0
+
+
+class Histogram:
+    """Counts of magnitudes, in 128 KiB on the device of the data, however much is added.
+
+    Adding never waits for the device; reading (`binades`, `outcome`) does.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.counts = torch.zeros(256 * BINS, dtype=torch.int64, device=device)
+
+    def add(self, x: Tensor) -> "Histogram":
+        """Count the elements of x (float16, bfloat16, float32 or float64, any shape).
+
+        float64 is counted where float32 reaches; smaller numbers count as float32's subnormal
+        numbers, larger ones as just below 2^128.
+        """
+        for block in x.detach().reshape(-1).split(BLOCK):
+            bins = _bins(_float32_bits(block))
+            if bins.device.type == "cpu":
+                self.counts += torch.bincount(bins, minlength=len(self.counts))
+            else:  # where bincount makes the host wait
+                one = torch.ones(1, dtype=torch.int64, device=bins.device)
+                self.counts.scatter_add_(0, bins.long(), one.expand(len(bins)))
+        return self
+
+    def __add__(self, other: "Histogram") -> "Histogram":
+        """Return the histogram of both data together, on the device of the first."""
+        both = Histogram(self.counts.device)
+        both.counts = self.counts + other.counts.to(self.counts.device)
+        return both
+
+    def _table(self) -> Tensor:
+        """Return the counts on the host: one row a binade (the exponent field), 64 bins each."""
+        return self.counts.cpu().view(256, BINS).roll(-4, dims=0)  # see _bins
+
+    def binades(self) -> Binades:
+        """Return the counts by binade, from the smallest to the largest that occur."""
+        table = self._table()
+        exact = table[:, _POWER_OF_TWO]
+        rest = table.sum(dim=1) - exact
+        normal = (exact + rest)[1:255]
+        occupied = normal.nonzero().flatten().tolist() or [0, -1]
+        first, last = occupied[0], occupied[-1] + 1
+        return Binades(
+            zero=int(exact[0]),
+            subnormal=int(rest[0]),
+            exponents=list(range(first - 126, last - 126)),
+            counts=normal[first:last].tolist(),
+            inf=int(exact[255]),
+            nan=int(rest[255]),
+        )
+
+    def outcome(self, fmt: FloatFormat, log2_scale: int = 0) -> Outcome:
+        """Return what happens when every number is multiplied by 2^log2_scale and cast to fmt.
+
+        The counts are those of really scaling (without overflow in between) and casting, to the
+        last one, with two exceptions: in a finite-only format a number exactly half an ulp above
+        `max` counts as overflowing (for FP8 E4M3 that is 464, which rounds to 448), and float32's
+        own subnormal numbers are counted in coarse bins, which matters only where
+        fmt.smallest_subnormal / 2^log2_scale is 2^-126 or less.
+        """
+        if abs(log2_scale) > 500:
+            raise ValueError(f"log2_scale must be -500 to 500, got {log2_scale}")
+        counts = self._table()
+        cast = fmt.round(_LARGEST * 2.0**log2_scale)
+        nonzero = int(counts[_LARGEST > 0].sum())
+        flushed = int(counts[(_LARGEST > 0) & (cast == 0)].sum())
+        subnormal = int(counts[(cast > 0) & (cast < fmt.smallest_normal)].sum())
+        normal = int(counts[(cast >= fmt.smallest_normal) & (cast <= fmt.max)].sum())
+        return Outcome(flushed, subnormal, normal, nonzero - flushed - subnormal - normal)
+
+
+def _float32_bits(x: Tensor) -> Tensor:
+    """Return bit patterns (int32) of float32 numbers that lie in the same bins as x."""
+    if x.dtype == torch.float64:
+        return _narrowed(x.view(torch.int64))
+    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise TypeError(f"a histogram takes floating-point tensors of 16 to 64 bits, got {x.dtype}")
+    return x.float().view(torch.int32)
+
+
+def _narrowed(bits: Tensor) -> Tensor:
+    """Turn float64 bit patterns into float32 ones, rounded to odd.
+
+    The last bit is set when anything was cut off, so that no number moves onto, or across, one
+    that float32 holds. Zero, infinity and NaN stay; beyond float32's normal numbers, magnitudes
+    become its smallest and its largest number.
+    """
+    infinity, infinity32, cut = 0x7FF << 52, 0xFF << 23, 2**29 - 1
+    bits = bits & (2**63 - 1)
+    inexact = ((bits & cut) + cut) >> 29
+    narrowed = (((bits >> 29) | inexact) - ((1023 - 127) << 23)).clamp_(1, infinity32 - 1)
+    narrowed = torch.where(bits == 0, 0, narrowed)
+    special = infinity32 + (bits > infinity).long()
+    return torch.where(bits >= infinity, special, narrowed).int()
+
+
+def _bins(bits: Tensor) -> Tensor:
+    """Return the bin of each float32 bit pattern (int32, any sign), as int32.
+
+    With `gap` the distance to the next power of two, in units of the last place, the bin inside
+    the binade is given by the exponent and the first mantissa bit of 4·gap - 1 as a float32. The
+    "- 1" puts 2^n - 2^(n-j) itself into the upper bin, which is where a tie rounds. A power of
+    two has gap 2^23, and 2^25 - 1 is the one such integer that float32 rounds up: a bin of its
+    own. What is wanted of the sum lies in 14 bits, free of the sign; the constant 256 in it
+    (the smallest tail) stays and turns the rows by four.
+    """
+    tail = torch.rsub(bits, -1, alpha=4).bitwise_and_(2**25 - 1).float().view(torch.int32)
+    tail >>= 22
+    return tail.add_(bits >> 23, alpha=BINS).bitwise_and_(256 * BINS - 1)
+
+
+def _largest_of_each_bin() -> Tensor:
+    """Return the largest magnitude in each bin, laid out as `_table`, as float64; or 0."""
+    gaps = [2**23, 1] + [2**i + 1 for i in range(23)] + [3 * 2**i + 1 for i in range(22)]
+    patterns = torch.arange(256, dtype=torch.int32)[:, None] * 2**23 + (
+        2**23 - torch.tensor(gaps, dtype=torch.int32)
+    )
+    largest = torch.zeros(256 * BINS, dtype=torch.float64)
+    largest[_bins(patterns).long()] = patterns.view(torch.float32).double()
+    return largest.view(256, BINS).roll(-4, dims=0)
+
+
+_LARGEST = _largest_of_each_bin()
+_POWER_OF_TWO = int(_bins(torch.zeros(1, dtype=torch.int32))) % BINS  # the bin of 2^n itself
+
+
+# Recording a model
+
+
+@dataclass
+class Recording:
+    """What was recorded under one name."""
+
+    histogram: Histogram
+    max: Tensor  # the largest magnitude so far, 0-dimensional, on the device; NaN once one occurs
+    calls: int = 0
+
+    def add(self, x: Tensor) -> None:
+        """Count one tensor."""
+        x = x.detach()
+        if x.is_sparse:  # the gradient of nn.Embedding(sparse=True)
+            x = x.coalesce().values()
+        self.histogram.add(x)
+        if x.numel():
+            largest = torch.linalg.vector_norm(x, torch.inf).to(self.max)
+            self.max = torch.maximum(self.max, largest)
+        self.calls += 1
+
+
+@dataclass
+class Recordings:
+    """Recordings by the name of the module (activations) or of the parameter (weights)."""
+
+    activation_gradients: dict[str, Recording] = field(default_factory=dict)
+    weight_gradients: dict[str, Recording] = field(default_factory=dict)
+    activations: dict[str, Recording] = field(default_factory=dict)
+
+
+def total(recordings: Mapping[str, Recording]) -> Histogram:
+    """Return one histogram of everything in, for example, `recordings.weight_gradients`."""
+    return sum((recording.histogram for recording in recordings.values()), start=Histogram())
+
+
+@contextmanager
+def record_gradients(model: nn.Module, *, activations: bool = False) -> Iterator[Recordings]:
+    """Record the magnitudes of a model's gradients while the block runs.
+
+    Recorded are the gradient of every module's output (and with `activations` the output itself)
+    and, for every parameter that requires a gradient, the gradient that one backward pass adds to
+    it. A tensor that several modules return, as `nn.Sequential` returns its last layer's, is
+    recorded once, under the innermost; a module that is called twice is recorded twice. The root
+    module goes by its class name. Results do not change; all hooks are gone after the block, and
+    a backward pass that runs later is not recorded.
+    """
+    recordings = Recordings()
+    active = True
+    seen: WeakValueDictionary[tuple[int, int], Tensor] = WeakValueDictionary()
+    handles = [model.register_forward_pre_hook(lambda *_: seen.clear())]
+
+    def record(store: dict[str, Recording], name: str, x: Tensor) -> None:
+        if active:  # a graph may outlive the block, with our hooks in it
+            if name not in store:
+                store[name] = Recording(Histogram(x.device), torch.zeros((), device=x.device))
+            store[name].add(x)
+
+    def record_output(name: str, _module: nn.Module, _inputs: object, output: object) -> None:
+        for x in _floating_tensors(output):
+            key = (
+                id(x),
+                0 if x.is_inference() else x._version,
+            )  # in-place modules return their input
+            if seen.get(key) is x:
+                continue
+            seen[key] = x
+            if activations:
+                record(recordings.activations, name, x)
+            if x.requires_grad:
+                handle = x.register_hook(partial(record, recordings.activation_gradients, name))
+                if x.is_leaf:  # other tensors go away with their graph
+                    handles.append(handle)
+
+    try:
+        for name, module in model.named_modules():
+            name = name or type(model).__name__
+            handles.append(module.register_forward_hook(partial(record_output, name)))
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                hook = partial(record, recordings.weight_gradients, name)
+                handles.append(parameter.register_hook(hook))
+        yield recordings
+    finally:
+        active = False
+        for handle in handles:
+            handle.remove()
+
+
+def _floating_tensors(output: object) -> Iterator[Tensor]:
+    """Yield the floating-point tensors in a module's output, through tuples, lists and dicts."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, Mapping | tuple | list):
+        for part in output.values() if isinstance(output, Mapping) else output:
+            yield from _floating_tensors(part)
