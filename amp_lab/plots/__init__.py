@@ -1,1 +1,1 @@
-
+"""Figures from numbers, one module a lesson: no computation, no widgets."""
