@@ -21,7 +21,7 @@ FAINT = "#e6e6e6"
 # What becomes of a number in a format, in the order of its magnitude: one colour each, everywhere.
 FLUSHED, SUBNORMAL, NORMAL, OVERFLOW = GREY, ORANGE, BLUE, VERMILLION
 
-_RC = {
+_RC: Any = {
     "font.size": 11,
     "axes.titlesize": 12,
     "axes.titlelocation": "left",
