@@ -1,6 +1,5 @@
 """Rounding in numbers: neighbours, swallowed updates, and the band of ratios where they happen."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,16 +62,15 @@ def apply_update(weight: float, update: float, fmt: FloatFormat = FP16) -> Updat
 
 
 def largest_swallowed(weights: Tensor, fmt: FloatFormat = FP16) -> Tensor:
-    """Return for every weight the largest update that adding it swallows.
+    """Return for every weight the largest number of the format that adding it swallows.
 
     `weights` are positive normal numbers of the format, as float64. Half an ulp is a tie, and ties
     go to the neighbour whose last mantissa bit is 0: half an ulp itself is swallowed where the
-    weight's last bit is 0, else only what is below it, which is returned as the next smaller
-    float64.
+    weight's last bit is 0, else only the number below it.
     """
-    half_ulp = torch.tensor([fmt.spacing(w) / 2 for w in weights.tolist()], dtype=torch.float64)
-    tie_stays = fmt.round(weights + half_ulp) == weights
-    return torch.where(tie_stays, half_ulp, torch.nextafter(half_ulp, torch.zeros_like(half_ulp)))
+    half_ulps = torch.tensor([fmt.spacing(w) / 2 for w in weights.tolist()], dtype=torch.float64)
+    below = torch.tensor([_step(h, -1, fmt) for h in half_ulps.tolist()], dtype=torch.float64)
+    return torch.where(fmt.round(weights + half_ulps) == weights, half_ulps, below)
 
 
 def binade(start: float = 1.0, fmt: FloatFormat = FP16) -> Tensor:
@@ -110,12 +108,3 @@ def many_updates(
             kept.in_half.append(half)
             kept.with_master.append(rounded(master.item(), fmt))
     return kept
-
-
-def verdict_of_ratios(
-    weights: Sequence[float], ratios: Sequence[float], fmt: FloatFormat = FP16
-) -> Tensor:
-    """Return a bool matrix (weights, ratios): is an update of `ratio x weight` swallowed?"""
-    start = torch.tensor(weights, dtype=torch.float64)[:, None]
-    update = start * torch.tensor(ratios, dtype=torch.float64)[None, :]
-    return fmt.round(start + update) == start
