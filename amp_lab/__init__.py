@@ -4,6 +4,14 @@ Every module is meant to be read. A good order: `formats` (what a half-precision
 `autocast` with `op_policy`, `grad_scaler`, then `histograms` and `report`.
 """
 
+from amp_lab.autocast import (
+    autocast,
+    clear_autocast_cache,
+    custom_bwd,
+    custom_fwd,
+    get_autocast_dtype,
+    is_autocast_enabled,
+)
 from amp_lab.devices import default_device
 from amp_lab.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, FP32, TF32, FloatFormat
 
@@ -15,5 +23,11 @@ __all__ = [
     "FP32",
     "TF32",
     "FloatFormat",
+    "autocast",
+    "clear_autocast_cache",
+    "custom_bwd",
+    "custom_fwd",
     "default_device",
+    "get_autocast_dtype",
+    "is_autocast_enabled",
 ]
