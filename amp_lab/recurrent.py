@@ -1,7 +1,7 @@
-"""LSTM, GRU and RNN under emulation: which products they consist of, and what rounds between them.
+"""LSTM, GRU and RNN taken apart: which products they consist of, and what lies between them.
 
 A recurrent network is many products in a row, each taking what the step before has stored, so
-rounding its inputs and its final result is not enough. Rounded to the format are here
+rounding its inputs and its final result is not enough. Emulation rounds to the format
 
 - every product, bias included: W_ih x + b_ih, W_hh h + b_hh, and W_hr h where there is one;
 - the state (h, and c of an LSTM) after every time step;
@@ -14,11 +14,11 @@ differs: it has no entry for these operations, casts the products within them an
 state in float32, which makes every later one float32.)
 
 The names and the order of the gates are those of the documentation pages of `torch.nn.LSTM`,
-`GRU` and `RNN`. `core` is the tensor core of `amp_lab.emulation`.
+`GRU` and `RNN`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,22 @@ from torch.nn import functional as F
 
 # From the gates' two halves (W_ih x + b_ih and W_hh h + b_hh) and the state to the new state.
 Step = Callable[..., tuple[Tensor, ...]]
+
+
+class Core(Protocol):
+    """What computes: the tensor core of `amp_lab.emulation`, or anything that does the same."""
+
+    def cast(self, x: Tensor) -> Tensor:
+        """Round an input or an initial state."""
+
+    def take(self, x: Tensor) -> Tensor:
+        """Round a weight, for `product`."""
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return `x @ weight.T + bias`, rounded, of a rounded x and taken weights."""
+
+    def __call__(self, func: Callable, *args: Tensor) -> Any:
+        """Return `func(*args)`, rounded, of rounded tensors."""
 
 
 def _lstm_step(from_input: Tensor, from_hidden: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
@@ -60,7 +76,7 @@ class _Weights(NamedTuple):
 
 
 def _scan(
-    core: Any,
+    core: Core,
     step: Step,
     x: Tensor,
     sizes: list[int],
@@ -93,7 +109,7 @@ def _network(step: Step) -> Callable[..., tuple[Tensor, ...]]:
     """Return `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu`, as nn.LSTM and its kin call them."""
 
     def padded(
-        core: Any,
+        core: Core,
         x: Tensor,
         hx: Any,
         params: Sequence[Tensor],
@@ -113,7 +129,7 @@ def _network(step: Step) -> Callable[..., tuple[Tensor, ...]]:
         return x.transpose(0, 1) if batch_first else x, *final
 
     def packed(
-        core: Any,
+        core: Core,
         x: Tensor,
         batch_sizes: Tensor | list[int],
         hx: Any,
@@ -144,7 +160,7 @@ def _network(step: Step) -> Callable[..., tuple[Tensor, ...]]:
                 x = F.dropout(x, dropout, train)
         return x, *(torch.stack(s) for s in zip(*final, strict=True))
 
-    def network(core: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    def network(core: Core, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         has_batch_sizes = isinstance(args[1], Tensor) and args[1].dtype == torch.int64
         return (packed if has_batch_sizes else padded)(core, *args, **kwargs)
 
@@ -155,7 +171,7 @@ def _cell(step: Step) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Return `torch.lstm_cell`, `gru_cell`, `rnn_tanh_cell` or `rnn_relu_cell`."""
 
     def cell(
-        core: Any,
+        core: Core,
         x: Tensor,
         hx: Any,
         w_ih: Tensor,
