@@ -93,7 +93,7 @@ def swallowing_band(
     share = swallowed.double().mean().item()
     return (
         f"{fmt.name}: an update of 2^{log2_ratio:g} times the weight is swallowed at "
-        f"{share:.0%} of the weights in a binade."
+        f"{share:.1%} of the weights in a binade."
     )
 
 
