@@ -64,7 +64,8 @@ class Histogram:
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.counts = torch.zeros(256 * BINS, dtype=torch.int64, device=device)
+        with torch.inference_mode(False):  # else nothing could be added outside of it
+            self.counts = torch.zeros(256 * BINS, dtype=torch.int64, device=device)
 
     def add(self, x: Tensor) -> "Histogram":
         """Count the elements of x (float16, bfloat16, float32 or float64, any shape).
@@ -72,6 +73,8 @@ class Histogram:
         float64 is counted where float32 reaches; smaller numbers count as float32's subnormal
         numbers, larger ones as just below 2^128.
         """
+        if x.device != self.counts.device:
+            raise ValueError(f"the histogram is on {self.counts.device}, the tensor on {x.device}")
         for block in x.detach().reshape(-1).split(BLOCK):
             bins = _bins(_float32_bits(block))
             if bins.device.type == "cpu":
@@ -229,7 +232,8 @@ def record_gradients(model: nn.Module, *, activations: bool = False) -> Iterator
     it. A tensor that several modules return, as `nn.Sequential` returns its last layer's, is
     recorded once, under the innermost; a module that is called twice is recorded twice. The root
     module goes by its class name. Results do not change; all hooks are gone after the block, and
-    a backward pass that runs later is not recorded.
+    a backward pass that runs later is not recorded. PyTorch drops the hooks of an output that is
+    a view and is then overwritten in place (`nn.ReLU(inplace=True)` after a 3-d `nn.Linear`).
     """
     recordings = Recordings()
     active = True
@@ -244,13 +248,10 @@ def record_gradients(model: nn.Module, *, activations: bool = False) -> Iterator
 
     def record_output(name: str, _module: nn.Module, _inputs: object, output: object) -> None:
         for x in _floating_tensors(output):
-            key = (
-                id(x),
-                0 if x.is_inference() else x._version,
-            )  # in-place modules return their input
-            if seen.get(key) is x:
+            version = 0 if x.is_inference() else x._version  # in-place modules return their input
+            if seen.get((id(x), version)) is x:
                 continue
-            seen[key] = x
+            seen[id(x), version] = x
             if activations:
                 record(recordings.activations, name, x)
             if x.requires_grad:
