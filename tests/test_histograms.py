@@ -425,13 +425,17 @@ def test_results_do_not_change(model, batch):
 
 
 def test_hooks_are_gone_even_after_an_error(model, batch):
-    recorder = record_gradients(model)
-    recordings = recorder.__enter__()
-    assert all_hooks(model)
-    late = loss_of(model, batch)
-    error = KeyError()
+    kept = []
+
+    def body_that_raises() -> None:
+        with record_gradients(model) as recordings:
+            assert all_hooks(model)
+            kept.extend([recordings, loss_of(model, batch)])
+            raise KeyError
+
     with pytest.raises(KeyError):
-        recorder.__exit__(KeyError, error, None)
+        body_that_raises()
+    recordings, late = kept
     assert all_hooks(model) == []
     late.backward()  # the graph still has hooks in it, but they record nothing
     assert recordings.activation_gradients == recordings.weight_gradients == {}
