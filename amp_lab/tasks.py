@@ -90,6 +90,7 @@ def train(
     scaler: Any = None,
     weights_dtype: torch.dtype = torch.float32,
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+    watch: Callable[[nn.Module], AbstractContextManager] = nullcontext,
     after_backward: Callable[[int, nn.Module], None] | None = None,
     progress: bool = False,
 ) -> Run:
@@ -101,6 +102,8 @@ def train(
         scaler: an `amp_lab.GradScaler` or torch's; `None` trains without one.
         weights_dtype: dtype of the model's floating-point parameters, buffers and inputs.
         optimizer: takes the place of the task's own.
+        watch: makes a context from the model in which the training runs, for example
+            `amp_lab.histograms.record_gradients`.
         after_backward: called as `after_backward(step, model)` when gradients are there and not
             yet unscaled or stepped on: the place to record them.
         progress: show a bar (in a notebook it is gone when the training is done).
@@ -112,21 +115,21 @@ def train(
     model = task.fresh_model(seed, device).to(weights_dtype)
     run = Run(model, (optimizer or task.optimizer)(model.parameters()))
     losses = []
-    for step, (inputs, targets) in enumerate(
-        _shown(task.batches(steps, seed, device), steps, task.name, progress)
-    ):
-        run.optimizer.zero_grad()
-        with autocast():
-            loss = task.loss(model(inputs.to(weights_dtype)), targets)
-        (loss if scaler is None else scaler.scale(loss)).backward()
-        if after_backward is not None:
-            after_backward(step, model)
-        if scaler is None:
-            run.optimizer.step()
-        else:
-            scaler.step(run.optimizer)
-            scaler.update()
-        losses.append(loss.detach().float())
+    batches = _shown(task.batches(steps, seed, device), steps, task.name, progress)
+    with watch(model):
+        for step, (inputs, targets) in enumerate(batches):
+            run.optimizer.zero_grad()
+            with autocast():
+                loss = task.loss(model(inputs.to(weights_dtype)), targets)
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            if after_backward is not None:
+                after_backward(step, model)
+            if scaler is None:
+                run.optimizer.step()
+            else:
+                scaler.step(run.optimizer)
+                scaler.update()
+            losses.append(loss.detach().float())
     # Read once at the end: reading a loss makes the host wait for the device.
     run.losses = torch.stack(losses).tolist()
     return run
