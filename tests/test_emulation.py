@@ -3,16 +3,18 @@
 import itertools
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from amp_lab.autocast import autocast
 from amp_lab.emulation import emulated_call, round_to
 from amp_lab.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, FP32, TF32, FloatFormat
 
@@ -506,3 +508,38 @@ def test_chains_of_matrices(sizes, vectors):
     assert all(map(torch.equal, ours, native))
     if not vectors:
         assert torch.equal(emulated_call(torch.chain_matmul, inputs, {}, BF16), native[0])
+
+
+# Inside `autocast(..., emulate=True)`.
+
+
+def test_autocast_hands_over_its_products_and_rounds_new_weights_in_every_region():
+    linear = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(linear.parameters(), lr=1.0)
+    x = torch.randn(4, 8)
+    for _ in range(3):
+        first = emulated_call(F.linear, [x, linear.weight, linear.bias], {}, torch.float16)
+        wanted = emulated_call(F.linear, [first, linear.weight, linear.bias], {}, torch.float16)
+        with autocast("cpu", torch.float16, emulate=True):
+            result = linear(linear(x))
+        assert torch.equal(result, wanted)
+        result.float().square().mean().backward()
+        optimizer.step()
+
+
+def test_a_transformer_deviates_by_about_the_formats_precision():
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x, towards = torch.randn(2, 4, 7, 32)
+
+    def step(context: AbstractContextManager) -> list[Tensor]:
+        with context:
+            result = model(x).float()
+        return [result, *torch.autograd.grad((result * towards).sum(), model.parameters())]
+
+    wanted = step(nullcontext())
+    for fmt, error in ((torch.float16, 2e-3), (TF32, 2e-3), (torch.bfloat16, 0.1), (FP8_E4M3, 0.5)):
+        ours = step(autocast("cpu", fmt, emulate=True))
+        assert not torch.equal(ours[0], wanted[0])
+        for got, reference in zip(ours, wanted, strict=True):
+            assert (got - reference).norm() <= error * reference.norm()
