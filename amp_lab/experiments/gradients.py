@@ -1,7 +1,7 @@
 """The gradients of a training run in numbers: their histograms, step by step."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,24 +44,30 @@ def record(task: Task, steps: int, every: int = 1, **options: Any) -> GradientLo
     `options` go to `amp_lab.tasks.train`.
     """
     log = GradientLog()
+    recorder = ExitStack()
     recordings = None
+
+    def start(model: nn.Module) -> None:
+        nonlocal recordings
+        recordings = recorder.enter_context(record_gradients(model))
 
     @contextmanager
     def watch(model: nn.Module) -> Iterator[None]:
-        nonlocal recordings
-        with record_gradients(model) as recordings:
+        with recorder:
+            start(model)
             yield
 
-    def keep(step: int, _model: nn.Module) -> None:
-        assert recordings is not None
-        gradients = (recordings.activation_gradients, recordings.weight_gradients)
+    def keep(step: int, model: nn.Module) -> None:
         if step % every == 0:
+            assert recordings is not None
+            gradients = (recordings.activation_gradients, recordings.weight_gradients)
             log.steps.append(step)
             log.activations.append(total(gradients[0]))
             log.weights.append(total(gradients[1]))
             log.largest.append(max(r.max.item() for g in gradients for r in g.values()))
-        for recorded in gradients:
-            recorded.clear()
+            recorder.close()  # the steps in between are not slowed down
+        if (step + 1) % every == 0:
+            start(model)
 
     train(task, steps=steps, watch=watch, after_backward=keep, **options)
     return log
