@@ -78,12 +78,13 @@ def initialize(
     _amp_state.verbosity = verbosity
     _amp_state.opt_properties = properties
     _amp_state.print(f"Apex {opt_level}: {BRIEFS[opt_level]}\n{properties.describe()}", rank0=True)
-    if isinstance(properties.cast_model_type, torch.dtype):
-        for optimizer in optimizer_list:
-            _amp_state.undo.callback(recast_state, optimizer)  # last of all, after the weights
+    for optimizer in optimizer_list:
+        _amp_state.undo.callback(recast_state, optimizer)  # last of all, after the weights
     for model in model_list:
         cast_model(model, properties, cast_model_outputs)
     for optimizer in optimizer_list:
+        if not properties.master_weights:  # the masters' state stays float32
+            recast_state(optimizer)
         AmpOptimizerState(optimizer, bool(properties.master_weights))
     _amp_state.loss_scalers = [
         LossScaler(

@@ -174,8 +174,9 @@ class AmpOptimizerState:
         self.lazy_init()
         params = param_group["params"]
         params = [params] if isinstance(params, Tensor) else list(params)
-        _check_params(params)
-        if any(param in _amp_state.masters for param in params):
+        tensors = [p[1] if isinstance(p, tuple) else p for p in params]  # named or not
+        _check_params(tensors)
+        if any(param in _amp_state.masters for param in tensors):
             raise ValueError("some parameters appear in more than one parameter group")
         add_param_group({**param_group, "params": params})
         self._adopt(self.optimizer.param_groups[-1])
@@ -200,6 +201,6 @@ class AmpOptimizerState:
 
 
 def recast_state(optimizer: Optimizer) -> None:
-    """Cast the optimizer's state to the dtypes of its parameters, as loading a state dict does."""
-    if optimizer.state:
+    """Cast the optimizer's state to the dtypes of its parameters, which may have changed."""
+    if optimizer.state:  # loading a state dict casts
         optimizer.load_state_dict(optimizer.state_dict())
