@@ -82,9 +82,10 @@ def predicted(x: Tensor, fmt: FloatFormat, log2_scale: int) -> tuple[int, int, i
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("points", [near_powers_of_two, lambda: random_floats(50_000)])
-def test_binades_are_counted(points, device):
+@pytest.mark.parametrize("detail", [True, False])
+def test_binades_are_counted(points, detail, device):
     x = points()
-    histogram = Histogram(device).add(x.to(device))
+    histogram = Histogram(device, detail=detail).add(x.to(device))
     assert as_counter(histogram) == counted_one_by_one(x)
 
 
@@ -92,6 +93,7 @@ def test_binades_are_counted(points, device):
 def test_every_16_bit_pattern(dtype):
     x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
     assert as_counter(Histogram().add(x)) == counted_one_by_one(x)
+    assert as_counter(Histogram(detail=False).add(x)) == counted_one_by_one(x)
     of_input = Histogram().add(x).outcome(FloatFormat.of(dtype))
     if dtype == torch.float16:
         assert of_input.subnormal == 2 * (2**10 - 1)
@@ -102,6 +104,7 @@ def test_every_16_bit_pattern(dtype):
 def test_any_floats(values):
     x = torch.tensor(values, dtype=torch.float32)
     assert as_counter(Histogram().add(x)) == counted_one_by_one(x)
+    assert as_counter(Histogram(detail=False).add(x)) == counted_one_by_one(x)
 
 
 def test_float64_is_counted_where_float32_reaches():
@@ -167,7 +170,7 @@ def test_the_path_of_other_devices_counts_the_same(monkeypatch):
     bins = histograms._bins(histograms._float32_bits(x))
     expected = torch.zeros(256 * histograms.BINS, dtype=torch.int64)
     expected.scatter_add_(0, bins.long(), torch.ones(1, dtype=torch.int64).expand(len(bins)))
-    assert torch.equal(Histogram().add(x).counts, expected)
+    assert torch.equal(Histogram().add(x).counts.flatten(), expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA's synchronisation debug mode")
@@ -258,6 +261,15 @@ def test_a_format_that_holds_everything_loses_nothing():
     outcome = Histogram().add(x).outcome(FP32)
     assert outcome.flushed == 0
     assert outcome.overflowing == x.isinf().sum()
+
+
+def test_without_detail_there_is_no_outcome():
+    coarse = Histogram(detail=False).add(torch.tensor([1.0, 3.0]))
+    mixed = Histogram().add(torch.tensor([0.0, 1.5])) + coarse
+    assert as_counter(mixed) == {"zero": 1, 0: 2, 1: 1}
+    for histogram in (coarse, mixed):
+        with pytest.raises(ValueError, match=r"make it a Histogram\(detail=True\)"):
+            histogram.outcome(FP16)
 
 
 def test_scale_out_of_range_is_refused():
