@@ -19,7 +19,7 @@ def sum_on_the_range(
     figure: Figure, value: float, count: int, result: float, fmt: FloatFormat = FP16
 ) -> str:
     """Draw where `count` times `value` lies in the format's range, on a scale of powers of two."""
-    [axes] = axes_of(figure)
+    [axes] = axes_of(figure, left=0.3, bottom=0.4, top=0.2)
     exact = value * count
     top = math.log2(fmt.max)
     fits = math.isfinite(result)
@@ -81,7 +81,7 @@ def verdicts(
     figure: Figure, outcomes: Mapping[str, Sequence[Outcome]], log2_scales: Sequence[int], at: int
 ) -> str:
     """Draw which operation works at which scale in half precision, and single out one scale."""
-    [axes] = axes_of(figure)
+    [axes] = axes_of(figure, top=0.1)
     for row, name in enumerate(outcomes):
         for column, outcome in enumerate(outcomes[name]):
             colour, word = _CELLS[outcome.verdict]

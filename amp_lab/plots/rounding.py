@@ -22,7 +22,7 @@ def number_line(
     figure: Figure, numbers: Sequence[float], update: Update, fmt: FloatFormat = FP16
 ) -> str:
     """Draw the format's numbers around a weight, where the exact sum lies and where it lands."""
-    [axes] = axes_of(figure)
+    [axes] = axes_of(figure, left=0.1, bottom=0.1)
     exact = update.weight + update.update
     colour = VERMILLION if update.swallowed else BLUE
     below, above = numbers[0], numbers[-1]
