@@ -12,6 +12,7 @@ all-ones pattern, as its NaN.
 """
 
 import math
+import struct
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -124,10 +125,10 @@ class FloatFormat:
         return 2.0**-self.mantissa_bits
 
     def spacing(self, x: float) -> float:
-        """Return the ulp at x: the gap between neighbours where x lies, next larger magnitudes.
+        """Return the ulp at x: the gap from |x| to the next larger number of the format.
 
-        x need not be a number of the format. At `max` it is the gap below, as `math.ulp` has it;
-        beyond `max` it is infinite, and NaN at NaN.
+        Where x lies between two numbers, the gap between these. At `max` it is the gap below, as
+        `math.ulp` has it; beyond `max` it is infinite, and NaN at NaN.
         """
         x = abs(float(x))
         if math.isnan(x) or x > self.max:
@@ -148,9 +149,7 @@ class FloatFormat:
         releases and saturates in newer ones (pull request 178817).
         """
         if x.dtype not in _INTEGER:
-            raise TypeError(
-                f"round takes a float32 or float64 tensor, got {x.dtype}: convert it first"
-            )
+            raise TypeError(f"x must be a float32 or float64 tensor, got {x.dtype}: convert it")
         native: Overflow = "nan" if self.finite_only else "inf"
         overflow = overflow or native
         if overflow not in (native, "saturate"):
@@ -279,7 +278,8 @@ def _bits(x: Tensor) -> Tensor:
 
 def _pattern(value: float, dtype: torch.dtype) -> int:
     """Return the bit pattern of one number."""
-    return int(_bits(torch.tensor(value, dtype=dtype, device="cpu")))
+    floating, integer = ("f", "i") if dtype == torch.float32 else ("d", "q")
+    return struct.unpack(integer, struct.pack(floating, value))[0]
 
 
 def _ones_beyond(limit: float, magnitude: Tensor) -> Tensor:

@@ -204,13 +204,17 @@ _ANYWHERE = 0  # a column that _bins never gives
 # Recording a model
 
 
-@dataclass
 class Recording:
-    """What was recorded under one name."""
+    """What was recorded under one name.
 
-    histogram: Histogram
-    max: Tensor  # the largest magnitude so far, 0-dimensional, on the device; NaN once one occurs
-    calls: int = 0
+    `max` is the largest magnitude so far (float32, 0-dimensional, on the device; NaN once one
+    occurs), `calls` the number of tensors.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.histogram = Histogram(device)
+        self.max = torch.zeros((), dtype=torch.float32, device=device)
+        self.calls = 0
 
     def add(self, x: Tensor) -> None:
         """Count one tensor."""
@@ -258,7 +262,7 @@ def record_gradients(model: nn.Module, *, activations: bool = False) -> Iterator
     def record(store: dict[str, Recording], name: str, x: Tensor) -> None:
         if active:  # a graph may outlive the block, with our hooks in it
             if name not in store:
-                store[name] = Recording(Histogram(x.device), torch.zeros((), device=x.device))
+                store[name] = Recording(x.device)
             store[name].add(x)
 
     def record_output(name: str, _module: nn.Module, _inputs: object, output: object) -> None:
