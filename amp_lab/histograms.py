@@ -3,8 +3,7 @@
 No logarithm is taken: the exponent field of a floating-point number *is* the binade it lies in.
 Inside a binade the bins close in on the next power of two, because that is where formats differ:
 a number overflows, or rounds up out of the subnormal range, within half an ulp below a power of
-two, and flushes to zero up to exactly one. Half an ulp of a format with M mantissa bits, below
-2^n, reaches from 2^n - 2^(n-M-2) up. So the bins of the binade that ends at 2^n are
+two, and flushes to zero up to exactly one. So the bins of the binade that ends at 2^n are
 
     {2^(n-1)}   (2^(n-1), 2^n - 3·2^(n-3))   …   [2^n - 2^(n-j), 2^n - 3·2^(n-j-2))   …
 
@@ -31,7 +30,7 @@ class Binades:
     """Counts by binade: `counts[i]` magnitudes lie in [2^exponents[i], 2^(exponents[i] + 1))."""
 
     zero: int
-    subnormal: int  # below 2^-126, float32's smallest normal number
+    subnormal: int  # of float32, below 2^-126; those of float16 lie in the binades below 2^-14
     exponents: list[int]
     counts: list[int]
     inf: int
@@ -91,9 +90,8 @@ class Histogram:
 
     def _add_binades(self, bits: Tensor) -> None:
         """Count by the exponent field alone; look closer only where zero, infinity, NaN can be."""
-        rows = torch.bincount(
-            (bits >> 23).to(torch.uint8), minlength=256
-        )  # the cast drops the sign
+        exponents = (bits >> 23).to(torch.uint8)  # the cast drops the sign
+        rows = torch.bincount(exponents, minlength=256)
         self.counts[:, _ANYWHERE] += rows
         for row in (0, 255):
             if rows[row]:
@@ -188,9 +186,8 @@ def _bins(bits: Tensor) -> Tensor:
 def _largest_of_each_bin() -> Tensor:
     """Return the largest magnitude in each bin (float64, as `Histogram.counts`); 0 if unused."""
     gaps = [2**23, 1] + [2**i + 1 for i in range(23)] + [3 * 2**i + 1 for i in range(22)]
-    patterns = torch.arange(256, dtype=torch.int32)[:, None] * 2**23 + (
-        2**23 - torch.tensor(gaps, dtype=torch.int32)
-    )
+    next_powers = torch.arange(1, 257)[:, None] * 2**23
+    patterns = (next_powers - torch.tensor(gaps)).int()
     largest = torch.zeros(256 * BINS, dtype=torch.float64)
     largest[_bins(patterns).long()] = patterns.view(torch.float32).double()
     return largest.view(256, BINS)
