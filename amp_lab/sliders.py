@@ -88,8 +88,9 @@ class Flipbook(anywidget.AnyWidget):
         RuntimeError: `draw` failed; the message names the page, the cause is chained.
     """
 
-    _esm = _HERE / "flipbook.js"
-    _css = _HERE / "flipbook.css"
+    # As text: given a path, anywidget watches the file, and the watcher keeps every view alive.
+    _esm = (_HERE / "flipbook.js").read_text(encoding="utf-8")
+    _css = (_HERE / "flipbook.css").read_text(encoding="utf-8")
 
     # What the browser is given: the pages as PNG in base 64 with their sentences (empty: not drawn
     # yet), what the sliders say, and where they stand. Only `_position` changes, and `_late` when
@@ -144,9 +145,9 @@ class Flipbook(anywidget.AnyWidget):
 
     @value.setter
     def value(self, value: Any) -> None:
-        values = (value,) if len(self._sliders) == 1 else tuple(value)
-        if len(values) != len(self._sliders):
-            raise ValueError(f"this view has {len(self._sliders)} sliders, got {value!r}")
+        values = (value,) if len(self._sliders) == 1 else value
+        if not isinstance(values, tuple) or len(values) != len(self._sliders):
+            raise ValueError(f"this view has 2 sliders: set both, as a tuple, not {value!r}")
         self._position = [s.index(v) for s, v in zip(self._sliders, values, strict=True)]
 
     @property
