@@ -293,6 +293,27 @@ def test_verbosity_two_prints_what_is_cast(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_blocks_around_initialize_and_reset_end_as_they_should():
+    """`with torch.device` is a mode of torch's, like the casts, and ends by leaving the top one."""
+    with torch.device("meta"):
+        o1(nn.Linear(2, 2, device="cpu"), verbosity=2)
+        assert torch.ones(1).device.type == "meta"
+    assert torch.ones(1).device.type == "cpu"
+    assert torch.mm(X, X).dtype == HALF
+    with torch.device("meta"):
+        amp.reset()
+        assert torch.ones(1).device.type == "meta"
+    assert torch.ones(1).device.type == "cpu"
+    assert torch.mm(X, X).dtype == FLOAT
+
+
+def test_an_autocast_block_inside_has_the_last_word():
+    o1()
+    with autocast("cpu", torch.bfloat16, emulate=True):
+        assert torch.mm(X, X).dtype == torch.bfloat16
+    assert torch.mm(X, X).dtype == HALF
+
+
 def test_initialize_twice_and_disable_casts():
     o1()
     o1()

@@ -2,8 +2,8 @@
 
 Apex replaced some hundred functions of torch by versions that cast their arguments. Here
 `amp_lab.autocast` does that, and a handle keeps it switched on: from `initialize` or `init` on
-until `reset`, and not only inside a `with` block. Apex cast CUDA tensors only; on a CPU the casts
-are emulated, so that the same functions are cast as on a GPU.
+until `reset`, and not only inside a `with` block, in the thread that called it. Apex cast CUDA
+tensors only; on a CPU the casts are emulated, so that the same functions are cast as on a GPU.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode,
+    _pop_mode,
+    _push_mode,
+)
 
 from amp_lab.apex.casting import LOW_PRECISION, map_tensors
 from amp_lab.apex.functions import patch_registered_functions
@@ -46,7 +51,7 @@ class AmpHandle:
             region = autocast(
                 kind, torch.float16, cache_enabled=enable_caching, emulate=kind == "cpu"
             )
-            _amp_state.undo.enter_context(region)
+            _enter_until_reset(region)
 
     def is_active(self) -> bool:
         """Return whether functions cast their arguments now."""
@@ -126,10 +131,39 @@ def switch_on(
         device_types = device_types | set(_amp_state.handle._device_types)
     patch_registered_functions()
     patch_function(F, "binary_cross_entropy", _allowed if allow_banned else _banned)
-    _amp_state.handle = AmpHandle(device_types, enable_caching)
     if verbose:
-        _amp_state.undo.enter_context(_PrintCasts())
+        _enter_until_reset(_PrintCasts())
+    _amp_state.handle = AmpHandle(device_types, enable_caching)
     return _amp_state.handle
+
+
+def _enter_until_reset(context: AbstractContextManager) -> None:
+    """Enter a context that is a mode on torch's stack of modes, until `reset`.
+
+    It goes below the blocks that are open now, such as `with torch.device(...)`. They end before
+    `reset`, each by taking the top of the stack, and that has to be their own mode.
+    """
+    with _modes_off():
+        context.__enter__()
+        mode = _get_current_function_mode()
+
+    def leave() -> None:
+        with _modes_off(above=mode):
+            context.__exit__(None, None, None)
+
+    _amp_state.undo.callback(leave)
+
+
+@contextmanager
+def _modes_off(above: TorchFunctionMode | None = None) -> Iterator[None]:
+    """Take the modes above this one, or all of them, off the stack for the block."""
+    taken = []
+    while (top := _get_current_function_mode()) is not above:
+        taken.append(top)
+        _pop_mode()
+    yield
+    for mode in reversed(taken):
+        _push_mode(mode)
 
 
 def disable_casts() -> AbstractContextManager[None]:

@@ -13,6 +13,8 @@ its state is plain Python numbers.
 import torch
 from torch import Tensor
 
+from amp_lab.finite import scale_and_check_
+
 
 class LossScaler:
     """A static or dynamic loss scale.
@@ -41,7 +43,7 @@ class LossScaler:
         self._min = min_loss_scale or 0.0
         self._max = max_loss_scale
         self._unskipped = 0
-        self._overflow: dict[torch.device, Tensor] = {}
+        self._found_inf: dict[torch.device, Tensor] = {}
 
     def loss_scale(self) -> float:
         """Return the current scale."""
@@ -54,12 +56,12 @@ class LossScaler:
         `scaled` is a gradient of the scaled loss. Where it has this dtype already it is unscaled
         in place. Whether it had an inf or a NaN is remembered until `update_scale`.
         """
-        if self.dynamic:
-            values = scaled.coalesce().values() if scaled.is_sparse else scaled
-            overflow = ~values.isfinite().all()
-            # One flag for each device: reading it makes the host wait, once and not per gradient.
-            self._overflow[scaled.device] = self._overflow.get(scaled.device, False) | overflow
-        unscaled = scaled.to(dtype).mul_(1.0 / self._loss_scale)
+        device = scaled.device
+        # Two entries of a sparse gradient for one row may overflow when they are added.
+        unscaled = scaled.coalesce().to(dtype) if scaled.is_sparse else scaled.to(dtype)
+        values = unscaled.values() if scaled.is_sparse else unscaled
+        found = scale_and_check_([values], torch.tensor(1.0 / self._loss_scale, device=device))
+        self._found_inf[device] = self._found_inf.get(device, 0.0) + found
         return unscaled if kept is None else kept.add_(unscaled)
 
     def update_scale(self) -> bool:
@@ -67,9 +69,10 @@ class LossScaler:
 
         A static scale never moves and never skips.
         """
-        overflow = any(flag.item() for flag in self._overflow.values())
-        self._overflow.clear()
-        if overflow:
+        # Reading makes the host wait for the device: here, once, and not for each gradient.
+        overflow = any(found.item() for found in self._found_inf.values())
+        self._found_inf.clear()
+        if overflow and self.dynamic:
             self._loss_scale = max(self._min, self._loss_scale / self._factor)
             self._unskipped = 0
             return True

@@ -55,7 +55,7 @@ def initialized(
     model = task.fresh_model()
     made = (optimizer or task.optimizer)(model.parameters())
     try:
-        yield amp.initialize(model, made, verbosity=0, **{**LEVELS[level], **options})
+        yield amp.initialize(model, made, **{"verbosity": 0, **LEVELS[level], **options})
     finally:
         amp.reset()
 
@@ -147,7 +147,7 @@ def dtypes(level: str) -> dict[str, str]:
     return found
 
 
-def moved(level: str, lr: float, steps: int = 100) -> float:
+def moved(level: str, lr: float, steps: int = 50) -> float:
     """Return the share of the numbers that training changes which are not where they began.
 
     Plain SGD with learning rate `lr`, so that every gradient that is not zero asks for a change.

@@ -17,7 +17,7 @@ _DTYPES = {
 
 def casts(figure: Figure, dtypes: Mapping[str, Mapping[str, str]], level: str) -> str:
     """Draw the dtype of everything in a training step at every level, and single out one level."""
-    [axes] = axes_of(figure)
+    [axes] = axes_of(figure, left=2.1, bottom=0.1)
     names = list(dtypes)
     things = list(dtypes[level])
     for column, name in enumerate(names):
@@ -77,9 +77,9 @@ SENTENCES = {
 }
 
 
-def shares_moved(figure: Figure, shares: Mapping[str, float], lr: float) -> str:
+def shares_moved(figure: Figure, shares: Mapping[str, float], lr: float, steps: int = 50) -> str:
     """Draw what share of the weights training has changed, for each level."""
-    [axes] = axes_of(figure)
+    [axes] = axes_of(figure, left=1.4)
     names = list(shares)
     for row, name in enumerate(names):
         colour = VERMILLION if shares[name] < 0.5 else BLUE
@@ -91,7 +91,7 @@ def shares_moved(figure: Figure, shares: Mapping[str, float], lr: float) -> str:
     axes.set(xlim=(0, 108), xlabel="% of the weights that are not where they began")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_title(f"100 steps with learning rate {lr:g}", loc="left")
+    axes.set_title(f"{steps} steps with learning rate {lr:g}", loc="left")
     stuck = [name for name in names if shares[name] < 0.5]
-    end = f"fewer than half under {' and '.join(stuck)}" if stuck else "no level is stuck"
-    return f"After 100 steps with learning rate {lr:g} most weights have moved; {end}."
+    end = f"all but those of {' and '.join(stuck)}" if stuck else "at every level"
+    return f"After {steps} steps with learning rate {lr:g} most weights have moved, {end}."
