@@ -93,10 +93,12 @@ BAD = [
     ({"min_loss_scale": 2.0**25}, ValueError, "leave no loss scale"),
     ({"min_loss_scale": -1.0}, ValueError, "leave no loss scale"),
     ({"max_loss_scale": 0.0}, ValueError, "leave no loss scale"),
-    ({"models": "model"}, TypeError, "models must be a Module or a list"),
-    ({"models": [3]}, TypeError, "models must be a Module or a list"),
-    ({"optimizers": 3}, TypeError, "optimizers must be a Optimizer or a list"),
-    ({"optimizers": ()}, TypeError, "optimizers must be a Optimizer or a list"),
+    ({"cast_model_outputs": "half"}, ValueError, "cast_model_outputs must be"),
+    ({"cast_model_outputs": torch.int8}, ValueError, "cast_model_outputs must be"),
+    ({"models": "model"}, TypeError, "models must be one Module or a list"),
+    ({"models": [3]}, TypeError, "models must be one Module or a list"),
+    ({"optimizers": 3}, TypeError, "optimizers must be one Optimizer or a list"),
+    ({"optimizers": ()}, TypeError, "optimizers must be one Optimizer or a list"),
 ]
 
 
@@ -116,8 +118,11 @@ def test_errors_come_before_anything_is_changed(bad, error, says):
 def test_optimizer_goes_through_once():
     model, optimizer = pair()
     amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
-    with pytest.raises(RuntimeError, match="has been through initialize before"):
+    with pytest.raises(RuntimeError, match="once only"):
         amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+    model, optimizer = pair()
+    with pytest.raises(RuntimeError, match="once only"):
+        amp.initialize(model, [optimizer, optimizer], opt_level="O1", verbosity=0)
 
 
 def test_optimizer_with_double_parameters():

@@ -292,3 +292,40 @@ def test_an_error_in_the_block_is_the_users():
     ):
         raise ZeroDivisionError
     assert scales() == [2.0**16]
+
+
+def gan_losses(level):
+    """The program of Apex's DCGAN example: two backward passes for one step of the first player."""
+    torch.manual_seed(0)
+    bce = nn.BCEWithLogitsLoss()
+    d = nn.Sequential(nn.Linear(4, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+    g = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    opt_d, opt_g = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (d, g))
+    [d, g], [opt_d, opt_g] = amp.initialize(
+        [d, g], [opt_d, opt_g], opt_level=level, num_losses=3, loss_scale=1024.0, verbosity=0
+    )
+    losses = []
+    for _ in range(20):
+        d.zero_grad()
+        real, ones, zeros = 2 + torch.randn(32, 4), torch.ones(32, 1), torch.zeros(32, 1)
+        loss_real = bce(d(real), ones)
+        with amp.scale_loss(loss_real, opt_d, loss_id=0) as scaled_loss:
+            scaled_loss.backward()
+        fake = g(torch.randn(32, 2))
+        loss_fake = bce(d(fake.detach()), zeros)
+        with amp.scale_loss(loss_fake, opt_d, loss_id=1) as scaled_loss:
+            scaled_loss.backward()
+        opt_d.step()
+        g.zero_grad()
+        loss_g = bce(d(fake), ones)
+        with amp.scale_loss(loss_g, opt_g, loss_id=2) as scaled_loss:
+            scaled_loss.backward()
+        opt_g.step()
+        losses += [loss_real.item(), loss_fake.item(), loss_g.item()]
+    amp.reset()
+    return losses
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_two_models_two_optimizers_three_losses(level):
+    assert gan_losses(level) == pytest.approx(gan_losses("O0"), abs=0.02)

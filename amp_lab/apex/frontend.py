@@ -73,7 +73,8 @@ def initialize(
     optimizer_list = [] if optimizers is None else _as_list(optimizers, Optimizer, "optimizers")
     check_models(model_list)
     check_optimizers(optimizer_list)
-    _check_loss_scale_bounds(num_losses, min_loss_scale, max_loss_scale)
+    _check_numbers(num_losses, min_loss_scale, max_loss_scale)
+    _check_outputs(cast_model_outputs)
 
     _amp_state.verbosity = verbosity
     _amp_state.opt_properties = properties
@@ -152,12 +153,17 @@ def _as_list(value: Any, kind: type, name: str) -> list:
     for item in values:
         if not isinstance(item, kind):
             raise TypeError(
-                f"{name} must be a {kind.__name__} or a list of them, not {type(item).__name__}."
+                f"{name} must be one {kind.__name__} or a list of them, not {type(item).__name__}."
             )
     return values
 
 
-def _check_loss_scale_bounds(num_losses: int, low: float | None, high: float) -> None:
+def _check_outputs(dtype: Any) -> None:
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"cast_model_outputs must be a floating-point dtype, not {dtype!r}.")
+
+
+def _check_numbers(num_losses: int, low: float | None, high: float) -> None:
     if num_losses < 1:
         raise ValueError(f"num_losses must be at least 1, not {num_losses}.")
     if not 0 < (low or high) <= high:

@@ -33,14 +33,12 @@ _NO_CLOSURE = (
 
 
 def check_optimizers(optimizers: list[Optimizer]) -> None:
-    """Raise where an optimizer has been through `initialize` or holds what cannot be trained."""
+    """Raise for an optimizer that comes twice, or holds parameters that cannot be trained."""
     for optimizer in optimizers:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizers must be torch optimizers, not {type(optimizer).__name__}.")
-        if hasattr(optimizer, "_amp_stash"):
+        if hasattr(optimizer, "_amp_stash") or optimizers.count(optimizer) > 1:
             raise RuntimeError(
-                "This optimizer has been through initialize before: make a new one, "
-                "or call reset() first."
+                "An optimizer goes through initialize once only: make a new one, or call reset() "
+                "first."
             )
         for group in optimizer.param_groups:
             _check_params(group["params"])
