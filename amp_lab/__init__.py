@@ -14,6 +14,7 @@ from amp_lab.autocast import (
 )
 from amp_lab.devices import default_device
 from amp_lab.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, FP32, TF32, FloatFormat
+from amp_lab.grad_scaler import GradScaler
 
 __all__ = [
     "BF16",
@@ -23,6 +24,7 @@ __all__ = [
     "FP32",
     "TF32",
     "FloatFormat",
+    "GradScaler",
     "autocast",
     "clear_autocast_cache",
     "custom_bwd",

@@ -1,0 +1,71 @@
+"""Multiply gradients in place and find out whether all were finite, in one pass over memory.
+
+Gradients are large and this is done in every step, so the memory is what takes the time. On a CPU
+they are worked on in blocks that stay in its cache between the check and the multiplication; on
+an accelerator no result is read back, because that would make the host wait.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+BLOCK = 2**18  # elements: 1 MiB of float32, about the size of a core's second-level cache
+
+
+def scale_and_check_(gradients: Sequence[Tensor], factor: Tensor | None) -> Tensor:
+    """Multiply all gradients by `factor` in place, after checking them.
+
+    Args:
+        gradients: dense floating-point tensors of one device and one dtype, of any shape.
+        factor: 0-dimensional float32 tensor on that device, or None to check only.
+
+    Returns:
+        0-dimensional float32 tensor on that device: 1.0 if any gradient held an infinity or NaN
+        before the multiplication, else 0.0.
+    """
+    filled = [g for g in gradients if g.numel()]
+    device = gradients[0].device
+    if not filled:
+        return torch.zeros((), device=device)
+    if device.type == "cpu":
+        found = False
+        for block in _blocks(filled):
+            found = found or not _is_finite(block)
+            if factor is not None:
+                torch._foreach_mul_(block, factor)
+        return torch.tensor(float(found))
+    # The largest magnitude is NaN where any value is, and infinite where any value is.
+    largest = torch.stack(torch._foreach_norm(filled, torch.inf))
+    if factor is not None:
+        torch._foreach_mul_(filled, factor)
+    return largest.isfinite().logical_not().any().float()
+
+
+def _blocks(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the tensors in lists of about BLOCK elements: large ones cut, small ones together."""
+    together: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if tensor.numel() >= BLOCK:
+            # What is not contiguous cannot be cut without copying it.
+            pieces = tensor.view(-1).split(BLOCK) if tensor.is_contiguous() else [tensor]
+            yield from ([piece] for piece in pieces)
+            continue
+        together.append(tensor)
+        size += tensor.numel()
+        if size >= BLOCK:
+            yield together
+            together, size = [], 0
+    if together:
+        yield together
+
+
+def _is_finite(block: list[Tensor]) -> bool:
+    """Tell whether all numbers are finite, on a CPU.
+
+    A sum is the fastest look at all of them: infinity and NaN do not vanish from it. It may
+    itself overflow, so a sum that is not finite is only a reason to look more closely.
+    """
+    flat = block[0] if len(block) == 1 else torch.cat([t.reshape(-1) for t in block])
+    return bool(flat.sum().isfinite()) or bool(flat.isfinite().all())
