@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from amp_lab.formats import FloatFormat
 
-BLOCK = 2**19  # elements counted at a time: the intermediate integers stay in the cache
+BLOCK = 2**20  # elements counted at a time: the intermediate integers stay in the cache
 BINS = 64  # columns for the bins of one binade, of which 47 are used
 
 
@@ -79,8 +79,8 @@ class Histogram:
         for block in x.detach().reshape(-1).split(BLOCK):
             bits = _float32_bits(block)
             if x.device.type != "cpu":  # where bincount would make the host wait
-                one = torch.ones((), dtype=torch.int64, device=x.device)
-                self.counts.view(-1).scatter_add_(0, _bins(bits).long(), one.expand(len(bits)))
+                bins = _bins(bits).long()
+                self.counts.view(-1).scatter_add_(0, bins, torch.ones_like(bins))
             elif self.detail:
                 counts = torch.bincount(_bins(bits), minlength=self.counts.numel())
                 self.counts += counts.view_as(self.counts)
@@ -91,7 +91,12 @@ class Histogram:
     def _add_binades(self, bits: Tensor) -> None:
         """Count by the exponent field alone; look closer only where zero, infinity, NaN can be."""
         exponents = (bits >> 23).to(torch.uint8)  # the cast drops the sign
-        rows = torch.bincount(exponents, minlength=256)
+        if len(bits) == BLOCK:  # many: count them in pairs, which are half as many
+            pairs = exponents.view(torch.int16).int().add_(2**15)
+            table = torch.bincount(pairs, minlength=2**16).view(256, 256)
+            rows = table.sum(dim=0) + table.sum(dim=1).roll(128)
+        else:
+            rows = torch.bincount(exponents, minlength=256)
         self.counts[:, _ANYWHERE] += rows
         for row in (0, 255):
             if rows[row]:
@@ -125,11 +130,10 @@ class Histogram:
     def outcome(self, fmt: FloatFormat, log2_scale: int = 0) -> Outcome:
         """Return what happens when every number is multiplied by 2^log2_scale and cast to fmt.
 
-        The counts are those of really scaling (without overflow in between) and casting, to the
-        last one, with two exceptions: in a finite-only format a number exactly half an ulp above
-        `max` counts as overflowing (for FP8 E4M3 that is 464, which rounds to 448), and float32's
-        own subnormal numbers are counted in coarse bins, which matters only where
-        fmt.smallest_subnormal / 2^log2_scale is 2^-126 or less.
+        The counts are exactly those of really scaling (as real numbers) and casting, but for two
+        things: in a finite-only format a number exactly half an ulp above `max` counts as
+        overflowing (464 in FP8 E4M3, which rounds to 448), and float32's subnormal numbers share
+        coarse bins, which matters where fmt.smallest_subnormal / 2^log2_scale <= 2^-126.
         """
         if not self.detail:
             raise ValueError("only binades were counted: make it a Histogram(detail=True)")
@@ -154,19 +158,17 @@ def _float32_bits(x: Tensor) -> Tensor:
 
 
 def _narrowed(bits: Tensor) -> Tensor:
-    """Turn float64 bit patterns into float32 ones, rounded to odd.
+    """Turn float64 bit patterns into float32 ones in the same bins.
 
-    The last bit is set when anything was cut off, so that no number moves onto, or across, one
-    that float32 holds. Zero, infinity and NaN stay; beyond float32's normal numbers, magnitudes
-    become its smallest and its largest number.
+    They are rounded to odd: the last bit is set when anything was cut off, so that no number moves
+    onto, or across, one that float32 holds. What float32 does not reach becomes its nearest number.
     """
     infinity, infinity32, cut = 0x7FF << 52, 0xFF << 23, 2**29 - 1
     bits = bits & (2**63 - 1)
     inexact = ((bits & cut) + cut) >> 29
     narrowed = (((bits >> 29) | inexact) - ((1023 - 127) << 23)).clamp_(1, infinity32 - 1)
     narrowed = torch.where(bits == 0, 0, narrowed)
-    special = infinity32 + (bits > infinity).long()
-    return torch.where(bits >= infinity, special, narrowed).int()
+    return torch.where(bits >= infinity, infinity32 + (bits > infinity).long(), narrowed).int()
 
 
 def _bins(bits: Tensor) -> Tensor:
@@ -176,7 +178,7 @@ def _bins(bits: Tensor) -> Tensor:
     the binade is given by the exponent and the first mantissa bit of 4·gap - 1 as a float32. The
     "- 1" puts 2^n - 2^(n-j) itself into the upper bin, which is where a tie rounds. A power of
     two has gap 2^23, and 2^25 - 1 is the one such integer that float32 rounds up: a bin of its
-    own. 256 is the smallest tail; cutting to 14 bits drops the sign.
+    own. 256 is the least tail; cutting to 14 bits drops the sign.
     """
     tail = torch.rsub(bits, -1, alpha=4).bitwise_and_(2**25 - 1).float().view(torch.int32)
     tail >>= 22
@@ -188,9 +190,9 @@ def _largest_of_each_bin() -> Tensor:
     gaps = [2**23, 1] + [2**i + 1 for i in range(23)] + [3 * 2**i + 1 for i in range(22)]
     next_powers = torch.arange(1, 257)[:, None] * 2**23
     patterns = (next_powers - torch.tensor(gaps)).int()
-    largest = torch.zeros(256 * BINS, dtype=torch.float64)
-    largest[_bins(patterns).long()] = patterns.view(torch.float32).double()
-    return largest.view(256, BINS)
+    largest = torch.zeros(256, BINS, dtype=torch.float64)
+    largest.view(-1)[_bins(patterns).long()] = patterns.view(torch.float32).double()
+    return largest
 
 
 _LARGEST = _largest_of_each_bin()
@@ -198,14 +200,10 @@ _POWER_OF_TWO = int(_bins(torch.zeros(1, dtype=torch.int32)))  # column of 2^n, 
 _ANYWHERE = 0  # a column that _bins never gives
 
 
-# Recording a model
-
-
 class Recording:
-    """What was recorded under one name.
+    """What was recorded under one name: `histogram`, `calls` (how many tensors) and `max`.
 
-    `max` is the largest magnitude so far (float32, 0-dimensional, on the device; NaN once one
-    occurs), `calls` the number of tensors.
+    `max`, the largest magnitude so far, is a float32 scalar on the device; NaN once one occurs.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -246,10 +244,10 @@ def record_gradients(model: nn.Module, *, activations: bool = False) -> Iterator
     Recorded are the gradient of every module's output (and with `activations` the output itself)
     and, for every parameter that requires a gradient, the gradient that one backward pass adds to
     it. A tensor that several modules return, as `nn.Sequential` returns its last layer's, is
-    recorded once, under the innermost; a module that is called twice is recorded twice. The root
-    module goes by its class name. Results do not change; all hooks are gone after the block, and
-    a backward pass that runs later is not recorded. PyTorch drops the hooks of an output that is
-    a view and is then overwritten in place (`nn.ReLU(inplace=True)` after a 3-d `nn.Linear`).
+    recorded once, under the innermost. The root module goes by its class name. Results do not
+    change; after the block all hooks are gone, and later backward passes are not recorded.
+    PyTorch drops the hooks of an output that is a view and is then overwritten in place
+    (`nn.ReLU(inplace=True)` after a 3-d `nn.Linear`).
     """
     recordings = Recordings()
     active = True
@@ -295,6 +293,8 @@ def _floating_tensors(output: object) -> Iterator[Tensor]:
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield output
-    elif isinstance(output, Mapping | tuple | list):
-        for part in output.values() if isinstance(output, Mapping) else output:
+    elif isinstance(output, Mapping):
+        yield from _floating_tensors(tuple(output.values()))
+    elif isinstance(output, tuple | list):
+        for part in output:
             yield from _floating_tensors(part)

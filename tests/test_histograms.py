@@ -143,8 +143,10 @@ def test_streaming_and_adding(monkeypatch):
     assert torch.equal(streamed.counts, whole.counts)
     both = Histogram().add(x[:5000]) + Histogram().add(x[5000:])
     assert torch.equal(both.counts, whole.counts)
-    monkeypatch.setattr(histograms, "BLOCK", 1000)
-    assert torch.equal(Histogram().add(x).counts, whole.counts)
+    for block in (1000, 998):  # whole blocks, and one that is left over
+        monkeypatch.setattr(histograms, "BLOCK", block)
+        assert torch.equal(Histogram().add(x).counts, whole.counts)
+        assert as_counter(Histogram(detail=False).add(x)) == as_counter(whole)
 
 
 def test_adding_histograms_changes_neither():
