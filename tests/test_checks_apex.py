@@ -101,6 +101,11 @@ def test_wrong(check, wrong, says):
     assert says in result.text
 
 
+def test_no_level_at_all_is_not_answered():
+    assert checks.which_level({"A": ..., "B": ..., "C": ...}).text.startswith("Not answered")
+    assert checks.which_level({}).text.startswith("Not answered")
+
+
 def stub(*arguments):
     return ...
 

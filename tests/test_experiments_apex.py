@@ -65,7 +65,7 @@ def test_dtypes(level):
             "weights of Linear",
             "weights of BatchNorm",
             "output of Linear",
-            "outputs, outside",
+            "outputs outside",
             "gradients of Linear",
             "updated by the optimizer",
         )
@@ -131,7 +131,7 @@ def test_programs_do_what_their_torch_amp_twin_does_with_torchs_own_classes(monk
 def test_table_shows_the_source_of_every_program():
     table = migration.Table(migration.PAIRS)
     html, text = table._repr_html_(), repr(table)
-    assert html.count("<pre>") == 2 * len(migration.PAIRS)
+    assert html.count("<pre") == 2 * len(migration.PAIRS)
     for pair in migration.PAIRS:
         assert pair.what in html
         assert migration.body(pair.torch) in text

@@ -14,7 +14,7 @@ def test_casts():
     assert plots.casts(figure, DTYPES, "O0") == ("O0: float32 for " + ", ".join(DTYPES["O0"]) + ".")
     sentence = plots.casts(figure, DTYPES, "O2")
     half, full = sentence.split("; ")
-    assert half.startswith("O2: float16 for inputs, inside, output of Linear")
+    assert half.startswith("O2: float16 for inputs inside, output of Linear")
     assert "weights of BatchNorm" in full
     assert "momentum" in full
     words = [text.get_text() for text in figure.axes[0].texts]
@@ -36,6 +36,12 @@ def test_training(scale, verdict, sentence):
     reference, losses = (line.get_ydata() for line in figure.axes[0].lines)
     assert list(reference) == [2.0, 0.5]
     assert list(losses) == [2.0, 1.0]
+
+
+def test_same_curve_counts_equal_steps():
+    figure = new_figure()
+    sentence = plots.same_curve(figure, [2.0, 1.0, 0.5], [2.0, 1.0 + 1e-15, 0.5])
+    assert sentence == "The losses of both APIs are equal to the last bit in 2 of 3 steps."
 
 
 def test_shares_moved():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from amp_lab import apex as amp
 from amp_lab.apex.loss_scaler import LossScaler
-from amp_lab.checks import call, demand, exercise, number
+from amp_lab.checks import NotAnswered, call, demand, exercise, number
 from amp_lab.experiments.apex import initialized, network
 
 _SYMPTOMS = {
@@ -27,6 +27,8 @@ _SYMPTOMS = {
 def which_level(answer: Any) -> None:
     """A dict from "A", "B", "C" to the opt level that a debugger's dtypes give away."""
     demand(isinstance(answer, dict), "the answer is to be a dict with the keys A, B and C.")
+    if all(answer.get(key, ...) is ... for key in _SYMPTOMS):
+        raise NotAnswered
     for key, (symptom, level) in _SYMPTOMS.items():
         said = answer.get(key)
         demand(said is not None and said is not ..., f"{key} has no level yet.")

@@ -121,7 +121,7 @@ def dtypes(level: str) -> dict[str, str]:
         layers: Any = model
         _, first, norm, _, last = layers
         for module, name in (
-            (layers[0], "inputs, inside"),
+            (layers[0], "inputs inside"),
             (first, "output of Linear"),
             (norm, "output of BatchNorm"),
             (last, "output of the last Linear"),
@@ -133,7 +133,7 @@ def dtypes(level: str) -> dict[str, str]:
         with amp.scale_loss(loss, optimizer) as scaled_loss:
             scaled_loss.backward()
         found |= {
-            "outputs, outside": short(outputs.dtype),
+            "outputs outside": short(outputs.dtype),
             "loss": short(loss.dtype),
             "weights of Linear": short(first.weight.dtype),
             "weights of BatchNorm": short(norm.weight.dtype),

@@ -74,8 +74,10 @@ class Table:
             f"<tr>{_cell(pair.apex)}{_cell(pair.torch)}</tr>"
             for pair in self.pairs
         )
-        head = '<tr><th scope="col">Apex</th><th scope="col">torch.amp</th></tr>'
-        return f"<table>{head}{rows}</table>"
+        heads = "".join(
+            f'<th scope="col" style="text-align:left">{api}</th>' for api in ("Apex", "torch.amp")
+        )
+        return f"<table><tr>{heads}</tr>{rows}</table>"
 
     def __repr__(self) -> str:
         texts = [
@@ -88,4 +90,5 @@ class Table:
 
 def _cell(program: Callable) -> str:
     style = "text-align:left;vertical-align:top"
-    return f'<td style="{style}"><pre>{escape(body(program))}</pre></td>'
+    code = f'<pre style="font-family:monospace">{escape(body(program))}</pre>'
+    return f'<td style="{style}">{code}</td>'

@@ -70,6 +70,19 @@ def training(
     return f"{level} with loss scale {power(loss_scale)}: {SENTENCES[verdict]}."
 
 
+def same_curve(figure: Figure, with_torch: Sequence[float], with_apex: Sequence[float]) -> str:
+    """Draw the training curves of both APIs, and count the steps in which they are equal."""
+    [axes] = axes_of(figure)
+    axes.plot(with_torch, color=ORANGE, linewidth=6, alpha=0.6, label="autocast and GradScaler")
+    axes.plot(with_apex, color=BLUE, linestyle="--", label="amp.initialize and amp.scale_loss")
+    axes.set(xlabel="step", ylabel="loss", ylim=(0, 3.2), xlim=(0, len(with_torch) - 1))
+    axes.legend(frameon=False, loc="upper right")
+    equal = sum(a == b for a, b in zip(with_torch, with_apex, strict=True))
+    return (
+        f"The losses of both APIs are equal to the last bit in {equal} of {len(with_apex)} steps."
+    )
+
+
 SENTENCES = {
     "learns": "it learns as float32 does",
     "does not learn": "it does not learn, its gradients flush to zero",
