@@ -5,10 +5,12 @@ they are worked on in blocks that stay in its cache between the check and the mu
 an accelerator no result is read back, because that would make the host wait.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
 BLOCK = 2**18  # elements: 1 MiB of float32, about the size of a core's second-level cache
 
@@ -67,5 +69,5 @@ def _is_finite(block: list[Tensor]) -> bool:
     A sum is the fastest look at all of them: infinity and NaN do not vanish from it. It may
     itself overflow, so a sum that is not finite is only a reason to look more closely.
     """
-    flat = block[0] if len(block) == 1 else torch.cat([t.reshape(-1) for t in block])
-    return bool(flat.sum().isfinite()) or bool(flat.isfinite().all())
+    flat = block[0] if len(block) == 1 else _flatten_dense_tensors(block)
+    return math.isfinite(flat.sum().item()) or bool(flat.isfinite().all())

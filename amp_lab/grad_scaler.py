@@ -110,16 +110,19 @@ class GradScaler(ScalerState):
 
     def _check(self, optimizer: Optimizer, factor: Tensor | None) -> dict[torch.device, Tensor]:
         """Check all gradients, multiply them by the factor, and return what was found."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        parameters = [p for p in parameters if p.grad is not None]
-        if factor is not None and any(p.grad.dtype == torch.float16 for p in parameters):
+        held = [
+            (parameter, parameter.grad)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        if factor is not None and any(g.dtype == torch.float16 for _, g in held):
             raise ValueError(
                 "there are float16 gradients to unscale: keep the model in float32 and let "
                 "autocast choose precisions, do not call model.half()"
             )
         together: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-        for parameter in parameters:
-            gradient = parameter.grad
+        for parameter, gradient in held:
             if gradient.is_sparse:
                 if gradient.dtype == torch.float16:  # the sum of two entries may overflow
                     gradient = parameter.grad = gradient.coalesce()
