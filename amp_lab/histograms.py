@@ -140,12 +140,12 @@ class Histogram:
         if abs(log2_scale) > 500:
             raise ValueError(f"log2_scale must be -500 to 500, got {log2_scale}")
         counts = self.counts.cpu()
-        cast = fmt.round(_LARGEST * 2.0**log2_scale)
-        nonzero = int(counts[_LARGEST > 0].sum())
-        flushed = int(counts[(_LARGEST > 0) & (cast == 0)].sum())
+        occupied = (counts > 0) & (_LARGEST > 0)  # a few hundred of all the bins
+        counts, cast = counts[occupied], fmt.round(_LARGEST[occupied] * 2.0**log2_scale)
+        flushed = int(counts[cast == 0].sum())
         subnormal = int(counts[(cast > 0) & (cast < fmt.smallest_normal)].sum())
         normal = int(counts[(cast >= fmt.smallest_normal) & (cast <= fmt.max)].sum())
-        return Outcome(flushed, subnormal, normal, nonzero - flushed - subnormal - normal)
+        return Outcome(flushed, subnormal, normal, int(counts.sum()) - flushed - subnormal - normal)
 
 
 def _float32_bits(x: Tensor) -> Tensor:
