@@ -7,6 +7,10 @@ function element(tag, className, properties = {}) {
   return node;
 }
 
+function longest(texts) {
+  return Math.max(...texts.map((t) => t.length)) + "ch";
+}
+
 function render({ model, el }) {
   const axes = model.get("_axes");
   const [width, height] = model.get("_size");
@@ -28,10 +32,12 @@ function render({ model, el }) {
     const range = element("input", "amp-lab-range", { type: "range", min: 0, max: last, step: 1 });
     // JupyterLab would take the arrow keys for itself, unless the input that has the focus asks.
     range.dataset.lmSuppressShortcuts = "true";
-    name.append(element("span", "", { textContent: label }), range);
+    const text = element("span", "", { textContent: label });
+    name.append(text, range);
     const readout = element("output", "amp-lab-readout");
-    // As wide as the longest readout, so that the row does not move under the pointer.
-    readout.style.minWidth = Math.max(...readouts.map((r) => r.length)) + "ch";
+    // As wide as the longest, so that rows are aligned and nothing moves under the pointer.
+    text.style.minWidth = longest(axes.map((a) => a.label));
+    readout.style.minWidth = longest(axes.flatMap((a) => a.readouts));
     const move = (to) => turn(which, Math.min(last, Math.max(0, to)));
     const at = () => model.get("_position")[which];
     const button = (text, title, onclick) => {
@@ -56,9 +62,9 @@ function render({ model, el }) {
       move(Number(range.value));
     });
     node.append(
-      button("◀", "Step back", () => move(at() - 1)),
+      button("‹", "Step back", () => move(at() - 1)),
       name,
-      button("▶︎", "Step forward", () => move(at() + 1)),
+      button("›", "Step forward", () => move(at() + 1)),
       readout,
       play,
     );

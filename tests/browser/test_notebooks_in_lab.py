@@ -72,9 +72,10 @@ def move_by_mouse(notebook: Notebook, view: View, slider: Locator) -> None:
 
 
 def take_screenshot(notebook: Notebook, target: str) -> None:
+    """The picture at the top of the README: the first view of the rounding notebook."""
     view = notebook.views()[0]
     notebook.execute("line.value = (1.0, 0.0001)")
-    view.root.scroll_into_view_if_needed()
-    notebook.page.mouse.wheel(0, 250)
+    view.root.get_by_text("1 + 0.0001 gives 1").wait_for()
+    view.root.evaluate("x => x.scrollIntoView({ block: 'center' })")
     notebook.page.wait_for_timeout(500)
     notebook.page.screenshot(path=target)
