@@ -39,7 +39,7 @@ def main() -> None:
     def fresh(update: float) -> bytes:
         import matplotlib.pyplot as plt
 
-        figure = plt.figure(figsize=(8, 2.6), dpi=saved.dpi, layout="constrained")
+        figure = plt.figure(figsize=(8, 2.6), dpi=saved.dpi)
         draw(figure, update)
         png = io.BytesIO()
         figure.savefig(png)
