@@ -1,339 +1,296 @@
-"""autocast from scratch: each operation in the precision that its policy asks for."""
+"""autocast from scratch: every operation in the precision that suits it.
+
+    with autocast("cuda", torch.float16):
+        loss = loss_fn(model(inputs), targets)
+
+A region puts a `TorchFunctionMode` on torch's stack of modes (`amp_lab.casting`). From then on
+torch hands each call of its functions and methods to the mode, which looks the function up
+(`amp_lab.op_policy`), casts the arguments and calls it. The casts are operations that autograd
+records like any other, so the backward pass has the dtypes of the forward pass by itself.
+
+The rules are those of `torch.amp.autocast`, and so are outputs and gradients, bit by bit, except:
+
+- What torch builds in C++ from listed operations has to be taken apart (`amp_lab.composites`). Left
+  whole are `affine_grid`, `corrcoef`, `cov`, `linalg.pinv`, `sparse.mm`, `sum_to_size`
+  and `trapezoid`: they compute in their inputs' dtype.
+- Code that leaves Python is not seen: TorchScript, C++ extensions, a backward pass inside a region.
+- An active mode keeps `nn.TransformerEncoder` and `nn.MultiheadAttention` in eval mode from torch's
+  fused fast path. Outputs are equal within rounding.
+- A weight that torch cast without grad mode gets no gradient later in the region. Here it does.
+- Where regions of two dtypes are nested, torch's cache mixes them up. Here each has its own casts.
+- `nn.DataParallel` carries torch's regions into its threads, not these: decorate `forward`.
+"""
 
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, Literal
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from amp_lab import composites, op_policy
-from amp_lab.emulation import emulated_call, round_to
+from amp_lab.casting import NATIVE, Cache, CastMode, TracingMode
 from amp_lab.formats import FloatFormat
-from amp_lab.op_policy import Policy
+from amp_lab.op_trace import Call, Tracer
 
-_LOW = (torch.bfloat16, torch.float16)
+_DEFAULT_DTYPES = {
+    "cpu": torch.bfloat16,
+    "cuda": torch.float16,
+    "mps": torch.float16,
+    "xpu": torch.float16,
+}
 
 
 class _State(threading.local):
-    """What the regions of one thread have set."""
+    """What this thread's regions have set."""
 
     def __init__(self) -> None:
-        self.mode: dict[str, _CastMode] = {}  # of the innermost region of each device, if enabled
-        self.dtype: dict[str, Any] = {
-            "cpu": torch.bfloat16,
-            "cuda": torch.float16,
-            "mps": torch.float16,
-            "xpu": torch.float16,
-        }
+        self.regions: dict[str, autocast] = {}  # by device type, the innermost
+        self.modes: dict[str, CastMode | None] = {}  # theirs, None if not enabled
         self.cache_enabled = True
-        self.depth = 0
-        self.cache: dict[tuple[int, Any], tuple[Tensor, Tensor]] = {}
+        self.cache: Cache = {}
+        self.outer: list[tuple] = []  # what each entered region has to put back
 
 
 _state = _State()
 
 
-class _CastMode(TorchFunctionMode):
-    def __init__(self, device_type: str, dtype: Any, cache: dict | None, emulate: bool) -> None:
-        self.device_type = device_type
-        self.dtype = dtype
-        self.low = (
-            dtype
-            if isinstance(dtype, torch.dtype)
-            else (dtype.dtype if dtype.dtype in _LOW else torch.float32)
-        )
-        self.cache = cache
-        self.emulate = emulate
-        self.active = True
-        self.handlers = _handlers(device_type, emulate)
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        handler = self.handlers.get(func)
-        if handler is None or not self.active:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        return handler(self, func, args, kwargs or {})
-
-    def is_eligible(self, x: Tensor) -> bool:
-        return (
-            x.is_floating_point()
-            and x.dtype is not torch.float64
-            and x.device.type == self.device_type
-        )
-
-    def to_lower(self, x: Tensor) -> Tensor:
-        dtype = x.dtype
-        if dtype is self.low and dtype is not torch.float32 or not self.is_eligible(x):
-            return x
-        if (
-            self.cache is None
-            or dtype is not torch.float32
-            or not x.requires_grad
-            or not x.is_leaf
-            or x._is_view()
-        ):
-            return self.round(x)
-        key = id(x), self.dtype
-        known = self.cache.get(key)
-        if known is not None and (known[1].requires_grad or not torch.is_grad_enabled()):
-            return known[1]
-        cast = self.round(x)
-        self.cache[key] = x, cast
-        return cast
-
-    def round(self, x: Tensor) -> Tensor:
-        if isinstance(self.dtype, torch.dtype):
-            return x.to(self.dtype)
-        return round_to(x, self.dtype)
-
-    def to_float32(self, x: Tensor) -> Tensor:
-        return x.float() if x.dtype is not torch.float32 and self.is_eligible(x) else x
-
-
-def _map(cast, values):
-    return [
-        cast(v)
-        if isinstance(v, Tensor)
-        else [cast(t) for t in v]
-        if isinstance(v, (list, tuple)) and v and isinstance(v[0], Tensor)
-        else v
-        for v in values
-    ]
-
-
-def _map_all(cast, func, args, kwargs):
-    args = _map(cast, args)
-    if kwargs:
-        return func(*args, **dict(zip(kwargs, _map(cast, kwargs.values()), strict=True)))
-    return func(*args)
-
-
-def _unlisted(kwargs):
-    return kwargs and (kwargs.get("out") is not None or kwargs.get("out_dtype") is not None)
-
-
-def _lower(mode, func, args, kwargs):
-    if _unlisted(kwargs):
-        return func(*args, **kwargs)
-    return _map_all(mode.to_lower, func, args, kwargs)
-
-
-def _emulated(mode, func, args, kwargs):
-    if _unlisted(kwargs):
-        return func(*args, **kwargs)
-    return emulated_call(func, args, kwargs, mode.dtype, mode.to_lower)
-
-
-def _float32(mode, func, args, kwargs):
-    if _unlisted(kwargs):
-        return func(*args, **kwargs)
-    return _map_all(mode.to_float32, func, args, kwargs)
-
-
-def _float32_result(mode, func, args, kwargs):
-    first = args[0] if args else next(iter(kwargs.values()))
-    asked = kwargs.get("dtype") or any(isinstance(a, torch.dtype) for a in args)
-    if _unlisted(kwargs) or asked or not mode.is_eligible(first):
-        return func(*args, **kwargs)
-    return func(*args, **{**kwargs, "dtype": torch.float32})
-
-
-def _widest(mode, func, args, kwargs):
-    if _unlisted(kwargs):
-        return func(*args, **kwargs)
-    dtypes = set()
-
-    def note(x):
-        if mode.is_eligible(x):
-            dtypes.add(x.dtype)
-
-    _map(note, [*args, *kwargs.values()])
-    if torch.float32 in dtypes:
-        return _map_all(mode.to_float32, func, args, kwargs)
-    if dtypes - {mode.low}:
-        raise RuntimeError(
-            f"{func.__name__}: autocast to {mode.low} promotes this dtype and float32 only, got "
-            f"{', '.join(map(str, dtypes))}; convert the inputs first"
-        )
-    return func(*args, **kwargs)
-
-
-def _banned(mode, func, args, kwargs):
-    raise RuntimeError(
-        "binary_cross_entropy is unsafe in half precision: use binary_cross_entropy_with_logits"
-    )
-
-
-def _open(mode, func, args, kwargs):
-    with mode:
-        return composites.opened(func)(*args, **kwargs)
-
-
-def _taken_apart(replacement):
-    def handler(mode, func, args, kwargs):
-        with mode:
-            return replacement(*args, **kwargs)
-
-    return handler
-
-
-_HANDLER = {
-    Policy.LOWER: _lower,
-    Policy.FLOAT32: _float32,
-    Policy.FLOAT32_RESULT: _float32_result,
-    Policy.WIDEST: _widest,
-    Policy.BANNED: _banned,
-}
-
-
-@functools.cache
-def _handlers(device_type: str, emulate: bool) -> dict[Callable, Callable]:
-    table = {}
-    for policy, names in op_policy.LISTS["cuda" if emulate else device_type].items():
-        for name in names.split():
-            for func in op_policy.functions(name):
-                table[func] = _emulated if emulate and policy is Policy.LOWER else _HANDLER[policy]
-    F = torch.nn.functional
-    for f in [F.multi_head_attention_forward]:
-        table[f] = _open
-    for name in ["lstm", "gru", "rnn_tanh", "rnn_relu"]:
-        table[getattr(torch, name)] = (
-            _emulated
-            if emulate
-            else _lower
-            if device_type == "cuda"
-            else _taken_apart(composites.recurrent(name))
-        )
-    if device_type == "cpu" and not emulate:
-        for name in ["lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"]:
-            table[getattr(torch, name)] = _taken_apart(composites.recurrent(name))
-        table[F.cross_entropy] = table[F.nll_loss] = _float32
-    return table
-
-
 class autocast:
-    def __init__(self, device_type, dtype=None, enabled=True, cache_enabled=None, *, emulate=False):
-        if not isinstance(device_type, str):
-            raise ValueError(f"Expected `device_type` of type `str`, got: `{type(device_type)}`")
-        if device_type not in _state.dtype:
-            raise RuntimeError(f"unsupported autocast device_type '{device_type}'")
-        dtype = _state.dtype[device_type] if dtype is None else dtype
+    """A region in which operations run in the precision that their policy asks for.
+
+    A context manager and a decorator, used as `torch.amp.autocast` is:
+
+    Args:
+        device_type: "cpu", "cuda", "mps" or "xpu". Tensors on other devices are left alone.
+        dtype: `torch.float16` or `torch.bfloat16`; with `emulate`, also any `FloatFormat`. The
+            default is the surrounding region's, else bfloat16 on the CPU and float16 elsewhere.
+        enabled: False makes a region without autocast, for instance inside of one that has it.
+        cache_enabled: whether a weight (a float32 leaf that requires grad) is cast only once until
+            the outermost region ends. The default is the surrounding region's, else True.
+        emulate: compute what a GPU with tensor cores computes, on any device: CUDA's op lists, and
+            `Policy.LOWER` with float32 kernels as described in `amp_lab.emulation`.
+        trace: record every operation in `region.trace`, `with autocast(...) as region`.
+
+    Raises:
+        ValueError: the device type is no string.
+        RuntimeError: autocast does not know the device type, or the GPU has no bfloat16.
+        TypeError: another argument has the wrong type, or a `FloatFormat` comes without `emulate`.
+
+    A dtype that is not supported, and "cuda" on a machine without it, warn and disable the region.
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        dtype: torch.dtype | FloatFormat | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+        *,
+        emulate: bool = False,
+        trace: bool = False,
+    ) -> None:
+        self.device_type = _known(device_type)
+        if dtype is None:
+            dtype = get_autocast_dtype(device_type)
+            if isinstance(dtype, FloatFormat) and not emulate:
+                dtype = _DEFAULT_DTYPES[self.device_type]
+        if not isinstance(dtype, torch.dtype | FloatFormat):
+            raise TypeError(f"dtype must be a torch.dtype, got {dtype!r}")
         if isinstance(dtype, FloatFormat) and not emulate:
-            raise TypeError("a FloatFormat needs emulate=True")
-        if enabled and device_type == "cuda" and not torch.cuda.is_available():
-            warnings.warn("CUDA is not available. Disabling autocast.", stacklevel=2)
-            enabled = False
-        elif enabled and dtype not in _LOW and not isinstance(dtype, FloatFormat):
-            warnings.warn(
-                f"autocast to {dtype} is not supported. Disabling autocast.", stacklevel=2
-            )
-            enabled = False
-        self.device_type, self.dtype, self.enabled = device_type, dtype, enabled
+            raise TypeError(f"torch has no kernels for {dtype.name}: add emulate=True")
+        if not isinstance(enabled, bool):
+            raise TypeError(f"enabled must be a bool, got {enabled!r}")
+        if not isinstance(cache_enabled, bool | None):
+            raise TypeError(f"cache_enabled must be a bool or None, got {cache_enabled!r}")
+        problem = _problem(self.device_type, dtype, emulate) if enabled else None
+        if problem:
+            warnings.warn(f"{problem} Disabling autocast.", stacklevel=2)
+        self.dtype = dtype
+        self.enabled = enabled and not problem
         self.cache_enabled = _state.cache_enabled if cache_enabled is None else cache_enabled
         self.emulate = emulate
-        self._entered = []
+        self._tracer = Tracer() if trace else None
 
-    def __enter__(self):
-        device = self.device_type
-        outer = _state.mode.get(device)
-        self._entered.append((outer, _state.dtype[device], _state.cache_enabled))
-        if outer:
-            outer.active = False
-        _state.dtype[device] = self.dtype
+    def __enter__(self) -> "autocast":
+        device_type = self.device_type
+        region, mode = _state.regions.get(device_type), _state.modes.get(device_type)
+        _state.outer.append((region, mode, _state.cache_enabled))
+        if mode is not None:
+            mode.active = False
+        _state.regions[device_type] = self
+        _state.modes[device_type] = self._make_mode()
         _state.cache_enabled = self.cache_enabled
-        _state.depth += 1
-        mode = None
-        if self.enabled:
-            cache = _state.cache if self.cache_enabled else None
-            mode = _CastMode(device, self.dtype, cache, self.emulate)
-            mode.__enter__()
-        _state.mode[device] = mode
         return self
 
-    def __exit__(self, *exc):
-        device = self.device_type
-        outer, dtype, cache_enabled = self._entered.pop()
-        mode = _state.mode[device]
-        if mode:
-            mode.__exit__(*exc)
-        if outer:
-            outer.active = True
-        _state.mode[device] = outer
-        _state.dtype[device] = dtype
-        _state.cache_enabled = cache_enabled
-        _state.depth -= 1
-        if _state.depth == 0:
-            clear_autocast_cache()
+    def _make_mode(self) -> CastMode | None:
+        if not self.enabled:
+            return None
+        cache = _state.cache if self.cache_enabled else None
+        settings = self.device_type, self.dtype, self.emulate, cache
+        if self._tracer is None:
+            mode = CastMode(*settings)
+        else:
+            mode = TracingMode(self._tracer, *settings)
+            self._tracer.start()
+        mode.__enter__()
+        return mode
 
-    def __call__(self, func):
+    def __exit__(self, *error: Any) -> Literal[False]:
+        mode = _state.modes[self.device_type]
+        if mode is not None:
+            mode.__exit__(*error)
+            if self._tracer is not None:
+                self._tracer.stop()
+        region, mode, _state.cache_enabled = _state.outer.pop()
+        _state.regions[self.device_type], _state.modes[self.device_type] = region, mode
+        if mode is not None:
+            mode.active = True
+        if not _state.outer:
+            _state.cache.clear()
+        return False
+
+    def __call__(self, func: Callable) -> Callable:
+        """Return `func` to run in this region each time."""
         if not callable(func):
-            raise TypeError(f"autocast()(func) requires a callable, got {type(func).__name__}")
+            raise TypeError(
+                f"autocast(...) decorates a callable, got {type(func).__name__}; as a context "
+                "manager it is used as `with autocast(...):`"
+            )
 
         @functools.wraps(func)
-        def decorated(*args, **kwargs):
+        def decorated(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return func(*args, **kwargs)
 
         return decorated
 
+    @property
+    def trace(self) -> list[Call]:
+        """The operations that ran in this region, in order."""
+        if self._tracer is None:
+            raise RuntimeError("this region keeps no trace: make it with autocast(..., trace=True)")
+        return self._tracer.calls
 
-def is_autocast_enabled(device_type):
-    return _state.mode.get(device_type) is not None
+
+def is_autocast_enabled(device_type: str) -> bool:
+    """Say whether this thread is in an enabled region for the device type."""
+    return _state.modes.get(_known(device_type, TypeError)) is not None
 
 
-def get_autocast_dtype(device_type):
-    return _state.dtype[device_type]
+def get_autocast_dtype(device_type: str) -> torch.dtype | FloatFormat:
+    """Return what the region casts to or, outside of regions, what one would by default."""
+    device_type = _known(device_type, TypeError)
+    region = _state.regions.get(device_type)
+    return _DEFAULT_DTYPES[device_type] if region is None else region.dtype
 
 
-def clear_autocast_cache():
+def clear_autocast_cache() -> None:
+    """Forget the casts of weights, for instance after changing weights inside a region."""
     _state.cache.clear()
 
 
-def custom_fwd(fwd=None, *, device_type: str, cast_inputs=None):
+def _known(device_type: str, error: type[Exception] = ValueError) -> str:
     if not isinstance(device_type, str):
-        raise ValueError(f"Expected `device_type` of type `str`, got: `{type(device_type)}`")
+        raise error(f"Expected `device_type` of type `str`, got: `{type(device_type)}`")
+    name = torch.device(device_type).type  # names the known ones in its error
+    if name not in _DEFAULT_DTYPES:
+        raise RuntimeError(f"User specified an unsupported autocast device_type '{name}'")
+    return name
+
+
+def _problem(device_type: str, dtype: torch.dtype | FloatFormat, emulate: bool) -> str | None:
+    """Say why autocast does not run there, if so."""
+    if device_type == "cuda":
+        if not torch.cuda.is_available():
+            return "CUDA is not available."
+        if dtype is torch.bfloat16 and not emulate and not torch.cuda.is_bf16_supported():
+            raise RuntimeError("this GPU does not compute in bfloat16: use dtype=torch.float16")
+    elif dtype not in (*NATIVE.values(),) and not isinstance(dtype, FloatFormat):
+        return f"autocast on {device_type} supports torch.bfloat16 and torch.float16, not {dtype}."
+    return None
+
+
+def custom_fwd(
+    fwd: Callable | None = None, *, device_type: str, cast_inputs: torch.dtype | None = None
+) -> Callable:
+    """Decorate the `forward` of a `torch.autograd.Function`, as `torch.amp.custom_fwd` does.
+
+    Inside a region, floating-point inputs are cast to `cast_inputs` and `forward` runs without
+    autocast. Without `cast_inputs`, `forward` runs under the current region and `custom_bwd` lets
+    `backward` run under the same.
+    """
+    _known(device_type)
     if fwd is None:
         return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)
 
     @functools.wraps(fwd)
-    def decorated(ctx, *args, **kwargs):
-        mode = _state.mode.get(device_type)
-        ctx._amp_lab_region = autocast(
-            device_type,
-            get_autocast_dtype(device_type),
-            mode is not None and cast_inputs is None,
-            emulate=mode is not None and mode.emulate,
-        )
-        if cast_inputs is None or mode is None:
+    def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = _state.modes.get(device_type)
+        if mode is None or cast_inputs is not None:
+            ctx.region = autocast(device_type, enabled=False)
+        else:
+            ctx.region = _state.regions[device_type]
+        if mode is None or cast_inputs is None:
             return fwd(ctx, *args, **kwargs)
 
-        def cast(value):
+        def cast(value: Any) -> Any:
             if isinstance(value, Tensor):
-                return value.to(cast_inputs) if mode.is_eligible(value) else value
-            if isinstance(value, dict):
-                return {cast(k): cast(v) for k, v in value.items()}
-            if isinstance(value, (list, tuple)):
-                return type(value)(map(cast, value))
-            return value
+                return value.to(cast_inputs) if mode.is_castable(value) else value
+            if isinstance(value, Mapping):
+                return {cast(key): cast(item) for key, item in value.items()}
+            return type(value)(map(cast, value)) if isinstance(value, list | tuple) else value
 
-        with autocast(device_type, enabled=False):
+        with ctx.region:
             return fwd(ctx, *cast(args), **cast(kwargs))
 
     return decorated
 
 
-def custom_bwd(bwd=None, *, device_type: str):
-    if not isinstance(device_type, str):
-        raise ValueError(f"Expected `device_type` of type `str`, got: `{type(device_type)}`")
+def custom_bwd(bwd: Callable | None = None, *, device_type: str) -> Callable:
+    """Decorate the `backward` that belongs to a `custom_fwd`: it runs in the same region."""
+    _known(device_type)
     if bwd is None:
         return functools.partial(custom_bwd, device_type=device_type)
 
     @functools.wraps(bwd)
-    def decorated(ctx, *args, **kwargs):
-        with ctx._amp_lab_region:
+    def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        with ctx.region:
             return bwd(ctx, *args, **kwargs)
 
     return decorated
+
+
+# torch.utils.checkpoint calls a function a second time in the backward pass, when its region has
+# ended. It returns to torch's autocast and knows nothing of this one, so that the second time would
+# be in float32. The lines below hand it functions that return to their regions themselves.
+
+
+def _returning(func: Callable) -> Callable:
+    regions = [region for region in _state.regions.values() if region and region.enabled]
+
+    def returning(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for region in regions:
+                stack.enter_context(region)
+            return func(*args, **kwargs)
+
+    return returning if regions else func
+
+
+_reentrant_forward = torch.utils.checkpoint.CheckpointFunction.forward
+_without_reentrant = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+
+
+def _forward(ctx: Any, func: Callable, *args: Any) -> Any:
+    return _reentrant_forward(ctx, _returning(func), *args)
+
+
+def _generator(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    return _without_reentrant(_returning(func), *args, **kwargs)
+
+
+torch.utils.checkpoint.CheckpointFunction.forward = staticmethod(_forward)  # type: ignore
+torch.utils.checkpoint._checkpoint_without_reentrant_generator = _generator  # type: ignore

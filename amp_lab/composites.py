@@ -1,14 +1,19 @@
 """Operations that torch builds from others, taken apart so that autocast reaches the parts.
 
-torch's own autocast sits below the operator library and sees, say, the matrix products inside
-`torch.gru`. A `TorchFunctionMode` sees only `torch.gru`. These are the ones whose parts are on a
-list: functions written in Python are run with the mode switched on again (`opened`), those
-written in C++ are written down here once more, with the same operations in the same order.
+torch's own autocast sits inside the operator library: it meets the matrix products within
+`torch.gru` one by one. A `TorchFunctionMode` sits outside and meets `torch.gru`. So for the policy
+`PARTS` it calls `take_apart`. Functions written in Python are run with the mode switched on again
+(`_open`). What is written in C++ is written once more here: same operations, same order.
+
+In every function below, `caster` is the `CastMode`. It is switched off, as torch does while a mode
+is at work; `with caster` switches it on, `caster.lower` and `caster.float32` carry out a policy.
 """
 
-import functools
-import types
 from collections.abc import Callable, Sequence
+from functools import cache, partial
+from math import prod
+from string import ascii_letters
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,33 +22,214 @@ from torch.nn import functional as F
 
 from amp_lab.recurrent import RECURRENT
 
-_CHECKS = [
-    "has_torch_function",
-    "has_torch_function_unary",
-    "has_torch_function_variadic",
-]
+
+def take_apart(caster: Any, func: Callable, args: Sequence, kwargs: dict[str, Any]) -> Any:
+    """Call `func(*args, **kwargs)`, with `caster` applied to the operations it consists of."""
+    rules = _IN_PYTHON if isinstance(func, FunctionType) else _IN_CPP
+    name = func.__name__.partition(".")[0]  # torch.ops.aten.gru.input is named "gru.input"
+    return rules.get(name, _open)(caster, func, *args, **kwargs)
 
 
-@functools.cache
-def opened(func: Callable) -> Callable:
-    """Return a copy of a Python function that does not hand itself to the active mode.
+def _open(caster: Any, func: Callable, *args: Any, **kwargs: Any) -> Any:
+    with caster:
+        return _opened(func)(*args, **kwargs)
 
-    `torch.nn.functional.normalize` starts with "is there a mode? then let the mode run me". With
-    that question answered no, its body runs and the operations within meet the mode one by one.
+
+@cache
+def _opened(func: FunctionType) -> FunctionType:
+    """Return a copy of a Python function that does not hand itself over to an active mode.
+
+    `torch.nn.functional.normalize` begins by asking `has_torch_function`: is a mode active? Then
+    the mode is to run it. The copy is told no, and the operations in its body meet the mode.
     """
-    assert isinstance(func, types.FunctionType)
-    globals_ = func.__globals__ | dict.fromkeys(_CHECKS, lambda *_: False)
-    copy = types.FunctionType(
-        func.__code__, globals_, func.__name__, func.__defaults__, func.__closure__
+    questions = "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"
+    return _copy(func, func.__globals__ | dict.fromkeys(questions, lambda *_: False))
+
+
+def _copy(func: FunctionType, namespace: dict[str, Any]) -> FunctionType:
+    copy = FunctionType(
+        func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__
     )
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
 
 
-class _AsIs:
-    """The core that `amp_lab.recurrent` computes with, when autocast does the casting."""
+def _attention(caster: Any, func: FunctionType, *args: Any, **kwargs: Any) -> Any:
+    """For speed, leave the mode off and put casts into the copy: its body makes 40 small calls."""
+    if kwargs.get("need_weights", True):  # then it calls more than these two listed functions
+        return _open(caster, func, *args, **kwargs)
+    namespace = dict(func.__globals__)
+    for listed in (F.linear, F.scaled_dot_product_attention):
+        namespace[listed.__name__] = _casting(caster, listed)
+    for name in ("_in_projection", "_in_projection_packed"):
+        namespace[name] = _copy(namespace[name], namespace)
+    return _copy(func, namespace)(*args, **kwargs)
 
-    product = staticmethod(F.linear)
+
+def _casting(caster: Any, func: Callable) -> Callable:
+    return lambda *args, **kwargs: caster.lower(func, args, kwargs)
+
+
+def _loss(
+    caster: Any, func: Callable, input: Tensor, target: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    """Listed as float32, but Python broadcasts the inputs before they are cast."""
+    if input.shape == target.shape:
+        return caster.float32(func, (input, target, *args), kwargs)
+    return _open(caster, func, input, target, *args, **kwargs)
+
+
+def _pad(
+    caster: Any,
+    func: Callable,
+    input: Tensor,
+    pad: Sequence[int],
+    mode: str = "constant",
+    value: float | None = None,
+) -> Tensor:
+    """`reflection_pad1d`, `2d` and `replication_pad1d` to `3d` are listed."""
+    if len(pad) // 2 in {"reflect": (1, 2), "replicate": (1, 2, 3)}.get(mode, ()):
+        return caster.float32(func, (input, pad, mode, value), {})
+    return func(input, pad, mode, value)
+
+
+def _matrix_chain(caster: Any, func: Callable, matrices: Sequence[Tensor]) -> Tensor:
+    if len(matrices) == 1:
+        return func(matrices)
+    return caster.lower(func, (matrices,), {})
+
+
+def _matrix_power(caster: Any, func: Callable, a: Tensor, n: int) -> Tensor:
+    if n < 0:
+        with caster:
+            a, n = torch.linalg.inv(a), -n
+    if n < 2:
+        return func(a, n)
+    with caster:
+        if n == 3:
+            return (a @ a) @ a
+        powers = [a]  # a, a^2, a^4, ...
+        while n >= 2 ** len(powers):
+            powers.append(powers[-1] @ powers[-1])
+        first, *others = (power for k, power in enumerate(powers) if n & 2**k)
+        for power in others:
+            first = first @ power
+        return first
+
+
+def _pairwise_distance(
+    caster: Any,
+    func: Callable,
+    x1: Tensor,
+    x2: Tensor,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    keepdim: bool = False,
+) -> Tensor:
+    with caster:
+        return torch.norm(x1 - x2 + eps, p, -1, keepdim)
+
+
+def _inner(caster: Any, func: Callable, a: Tensor, b: Tensor) -> Tensor:
+    if min(a.dim(), b.dim()) == 0:
+        return func(a, b)
+    with caster:
+        return torch.tensordot(a, b, ([-1], [-1]))
+
+
+def _tensordot(
+    caster: Any, func: Callable, a: Tensor, b: Tensor, dims_a: Sequence[int], dims_b: Sequence[int]
+) -> Tensor:
+    """A matrix product of the reshaped inputs, but a dot product where one number results."""
+    for i, j in zip(dims_a, dims_b, strict=True):  # a single number meets all of the others
+        if b.shape[j] == 1:
+            a = a.sum(i, keepdim=True)
+        elif a.shape[i] == 1:
+            b = b.sum(j, keepdim=True)
+    args = a, b, dims_a, dims_b
+    if a.numel() == b.numel() == prod(a.shape[i] for i in dims_a):
+        return func(*args)
+    return caster.lower(func, args, {})
+
+
+def _bilinear(
+    caster: Any, func: Callable, x1: Tensor, x2: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """Two products that autograd does not see: half-precision results, float32 gradients."""
+    exact = func(x1, x2, weight)
+    with caster, torch.no_grad():
+        rows = torch.matmul(x1.reshape(-1, x1.shape[-1]), weight).transpose(0, 1).unsqueeze(-2)
+        value = torch.matmul(rows, x2.reshape(-1, 1, x2.shape[-1], 1)).view(exact.shape)
+    result = _ValueOf.apply(exact, value.to(exact.dtype))
+    return result if bias is None else result + bias
+
+
+class _ValueOf(torch.autograd.Function):
+    """Return the second tensor, with the gradient of the first."""
+
+    @staticmethod
+    def forward(ctx: Any, exact: Tensor, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def _einsum(
+    caster: Any,
+    func: Callable,
+    equation: str,
+    operands: Sequence[Tensor],
+    path: Sequence[int] | None = None,
+) -> Tensor:
+    """Contract two operands at a time: a matrix product, unless no letter is summed over."""
+    if len(operands) == 1:
+        return func(equation, operands)
+    letters, output = _letters(equation, operands)
+    operands = list(operands)
+    for k in range(len(operands) - 1):
+        i, j = sorted(path[2 * k : 2 * k + 2]) if path else (0, 1)
+        right, of_right = operands.pop(j), letters.pop(j)
+        left, of_left = operands.pop(i), letters.pop(i)
+        needed = set(output).union(*letters)
+        in_left = {x for x, size in zip(of_left, left.shape, strict=True) if size != 1}
+        in_right = {x for x, size in zip(of_right, right.shape, strict=True) if size != 1}
+        left, of_left = _sum_over(in_left - in_right - needed, func, left, of_left)
+        right, of_right = _sum_over(in_right - in_left - needed, func, right, of_right)
+        kept = "".join(x for x in dict.fromkeys(of_left + of_right) if x in needed)
+        args = f"{of_left},{of_right}->{kept}", [left, right]
+        is_product = in_left & in_right - needed
+        result = caster.lower(func, args, {}) if is_product else func(*args)
+        place = len(operands) if path else 0
+        operands.insert(place, result)
+        letters.insert(place, kept)
+    return func(f"{letters[0]}->{output}", operands)
+
+
+def _sum_over(gone: set[str], einsum: Callable, x: Tensor, letters: str) -> tuple[Tensor, str]:
+    kept = "".join(letter for letter in dict.fromkeys(letters) if letter not in gone)
+    return (x, letters) if kept == letters else (einsum(f"{letters}->{kept}", [x]), kept)
+
+
+def _letters(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
+    """Return the letters of each operand and of the output, with letters in place of dots."""
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    if not arrow:  # implicit: the letters that occur once, in alphabetical order, capitals first
+        once = [x for x in sorted(inputs) if x not in ".," and inputs.count(x) == 1]
+        output = "".join(["..." * ("." in inputs), *once])
+    terms = inputs.split(",")
+    dotted = [x.dim() - len(t) + 3 if "." in t else 0 for x, t in zip(operands, terms, strict=True)]
+    free = "".join(x for x in ascii_letters if x not in equation)[: max(dotted)]
+    terms = [t.replace("...", free[len(free) - n :]) for t, n in zip(terms, dotted, strict=True)]
+    return terms, output.replace("...", free)
+
+
+class _CastProducts:
+    """The core for `amp_lab.recurrent` that rounds nothing: autocast casts for the products."""
+
+    def __init__(self, caster: Any) -> None:
+        self.caster = caster
 
     def __call__(self, func: Callable, *args: Any) -> Any:
         return func(*args)
@@ -53,24 +239,42 @@ class _AsIs:
 
     take = cast
 
+    def product(self, x: Tensor, weight: Tensor, *bias: Tensor | None) -> Tensor:
+        if bias:
+            return self.caster.lower(F.linear, (x, weight, *bias), {})
+        # torch writes the projection of an LSTM, which has no place for a bias, as a matmul.
+        return self.caster.lower(torch.matmul, (x, weight.t()), {})
 
-def recurrent(name: str) -> Callable:
-    return functools.partial(RECURRENT[name], _AsIs())
+
+def _recurrent(name: str, caster: Any, func: Callable, *args: Any, **kwargs: Any) -> Any:
+    return RECURRENT[name](_CastProducts(caster), *args, **kwargs)
 
 
-def tensordot(a: Tensor, b: Tensor, dims_a: Sequence[int], dims_b: Sequence[int]) -> Tensor:
-    """A matrix product of the reshaped inputs."""
-    for i, j in zip(dims_a, dims_b, strict=True):  # a dimension of size 1 meets all of the other
-        if a.shape[i] == 1:
-            b = b.sum(j, keepdim=True)
-        elif b.shape[j] == 1:
-            a = a.sum(i, keepdim=True)
-    rest_a = [i for i in range(a.dim()) if i not in {d % a.dim() for d in dims_a}]
-    rest_b = [j for j in range(b.dim()) if j not in {d % b.dim() for d in dims_b}]
-    shape = [a.shape[i] for i in rest_a] + [b.shape[j] for j in rest_b]
-    size = 1
-    for i in dims_a:
-        size *= a.shape[i]
-    left = a.permute(rest_a + list(dims_a)).reshape(-1, size)
-    right = b.permute(list(dims_b) + rest_b).reshape(size, -1)
-    return torch.mm(left, right).reshape(shape)
+def _lstm(caster: Any, func: Callable, *args: Any) -> Any:
+    """One operation of oneDNN's, unless the input is packed or the LSTM has projections."""
+    _, hx, weights, has_biases, num_layers, _, _, bidirectional, _ = args
+    is_packed = isinstance(hx, Tensor)  # then these are: x, batch_sizes, hx, weights, ...
+    unprojected = num_layers * (1 + bidirectional) * (4 if has_biases else 2)
+    if torch.backends.mkldnn.enabled and not is_packed and len(weights) == unprojected:
+        return caster.lower(func, args, {})
+    return _recurrent("lstm", caster, func, *args)
+
+
+_IN_PYTHON: dict[str, Callable] = {
+    **dict.fromkeys(["huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"], _loss),
+    "multi_head_attention_forward": _attention,
+    "pad": _pad,
+}
+_IN_CPP: dict[str, Callable] = {
+    **{name: partial(_recurrent, name) for name in RECURRENT},
+    "bilinear": _bilinear,
+    "chain_matmul": _matrix_chain,
+    "einsum": _einsum,
+    "inner": _inner,
+    "linalg_matrix_power": _matrix_power,
+    "linalg_multi_dot": _matrix_chain,
+    "lstm": _lstm,
+    "pad": _pad,
+    "pairwise_distance": _pairwise_distance,
+    "tensordot": _tensordot,
+}

@@ -1,38 +1,49 @@
 """Which operation runs in which precision: autocast's decisions, as data.
 
-torch keeps one list per kind of device, and they differ. What is on no list runs in whatever dtype
-its inputs have. `table("cuda")` shows a list as rows; `amp_lab.autocast` applies it.
+torch keeps one list per kind of device, and they differ more than one would think: `softmax` and
+`sum` are on the list for CUDA and on none for the CPU, where `max_pool3d` and the Fourier
+transforms are. What is on no list runs in whatever dtype its inputs have.
+
+    op_policy.table("cuda")    a list, as rows of operation and policy
+    op_policy.policies("cuda") the same by function, which is what `amp_lab.autocast` looks up
 
 Names are those of ATen, torch's operator library: `linalg_qr` is `torch.linalg.qr`, `softmax` is
-`torch.softmax`, `Tensor.softmax` and `torch.nn.functional.softmax`. `functions` finds them all.
+`torch.softmax`, `Tensor.softmax` and `torch.nn.functional.softmax`.
 
-Source: "CUDA Ops that can autocast to float16" and its neighbours on the documentation page
-"Automatic Mixed Precision package"; the tests hold the lists against what torch itself does.
+Source: documentation page "Automatic Mixed Precision package", "Autocast Op Reference", which is
+not complete. The tests hold the lists against what torch does: on the CPU by computing, for the
+other devices by the dtypes of fake tensors.
 """
 
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from functools import cache
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 
 
 class Policy(StrEnum):
-    """What autocast does with an operation's inputs."""
+    """What autocast does with an operation."""
 
     LOWER = "lower precision"
-    """Cast to the region's dtype: products, where tensor cores are fast and sums are float32."""
+    """Cast the inputs to the region's dtype: products, which tensor cores add up in float32."""
 
     FLOAT32 = "float32"
-    """Cast to float32: what overflows, or loses too much, in half precision."""
+    """Cast the inputs to float32: what overflows, or loses too much, in half precision."""
 
     FLOAT32_RESULT = "float32 result"
-    """Leave the inputs, but ask for a float32 result unless the caller asked for a dtype."""
+    """Leave the inputs, ask for a float32 result. A dtype that the caller asks for stands."""
 
     WIDEST = "widest input"
-    """Cast to float32 where one input is float32: all must have one dtype."""
+    """Cast the inputs to float32 where one of them is: for operations that want one dtype."""
 
     BANNED = "banned"
     """Raise an error that says what to use instead."""
+
+    PARTS = "its parts"
+    """On no list, but made of operations that are: these are treated one by one."""
 
 
 _CPU = {
@@ -90,13 +101,118 @@ _CUDA = {
     Policy.BANNED: "binary_cross_entropy",
 }
 
-LISTS = {"cpu": _CPU, "cuda": _CUDA}
+# On no list, but written, in Python or C++, on top of listed operations (see amp_lab.composites).
+# The losses among them are listed; in Python they broadcast their inputs first.
+_PARTS = """
+    functional.einsum functional.norm functional.tensordot inner linalg_matrix_power lobpcg
+    nn.functional.huber_loss nn.functional.interpolate nn.functional.l1_loss
+    nn.functional.linear_cross_entropy nn.functional.local_response_norm nn.functional.lp_pool3d
+    nn.functional.mse_loss nn.functional.multi_head_attention_forward
+    nn.functional.smooth_l1_loss pca_lowrank svd_lowrank
+"""
+_CPU[Policy.PARTS] = f"""{_PARTS}
+    bilinear chain_matmul einsum gru gru_cell linalg_multi_dot lstm lstm_cell pad rnn_relu
+    rnn_relu_cell rnn_tanh rnn_tanh_cell tensordot
+"""
+_CUDA[Policy.PARTS] = f"""{_PARTS}
+    Tensor.__rdiv__ Tensor.norm nn.functional.gaussian_nll_loss nn.functional.gumbel_softmax
+    nn.functional.lp_pool1d nn.functional.lp_pool2d nn.functional.multilabel_soft_margin_loss
+    nn.functional.normalize nn.functional.triplet_margin_with_distance_loss pairwise_distance
+"""
+# cuDNN's recurrent networks, which torch lists in CUDA builds only, as `_cudnn_rnn`.
+_CUDA[Policy.LOWER] += "gru lstm rnn_relu rnn_tanh"
+
+# Apple's GPUs share CUDA's list, except for these.
+_NOT_ON_MPS = """
+    _scaled_dot_product_flash_attention _thnn_fused_gru_cell _thnn_fused_lstm_cell
+    _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d binary_cross_entropy conv_transpose3d
+    cudnn_convolution cudnn_convolution_transpose gru gru_cell linalg_vecdot lstm norm rms_norm
+    rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell upsample_bicubic2d upsample_bilinear2d
+    upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
+    vdot
+"""
+_MPS = {
+    policy: " ".join(name for name in names.split() if name not in _NOT_ON_MPS.split())
+    for policy, names in _CUDA.items()
+}
+_MPS[Policy.LOWER] += " _mps_convolution"
+_MPS[Policy.FLOAT32] += f" batch_norm conv_transpose3d {_MPS.pop(Policy.FLOAT32_RESULT)}"
+
+LISTS = {"cpu": _CPU, "cuda": _CUDA, "mps": _MPS, "xpu": _CUDA}
+"""For each type of device, the names of the operations by policy, separated by blanks."""
+
+# Other names for the same operation.
+_ALSO = {
+    "_lu_with_info": "functional.lu Tensor.lu",
+    "acos": "arccos Tensor.arccos",
+    "adaptive_max_pool3d": "nn.functional.adaptive_max_pool3d_with_indices",
+    "asin": "arcsin Tensor.arcsin",
+    "atan2": "arctan2 Tensor.arctan2",
+    "cat": "column_stack concat concatenate dstack hstack row_stack vstack",
+    "cross_entropy_loss": "nn.functional.cross_entropy",
+    "erfinv": "special.erfinv",
+    "expm1": "special.expm1",
+    "fractional_max_pool2d": "nn.functional.fractional_max_pool2d_with_indices",
+    "fractional_max_pool3d": "nn.functional.fractional_max_pool3d_with_indices",
+    "grid_sampler": "nn.functional.grid_sample",
+    "linalg_vector_norm": "linalg.norm",
+    "log1p": "special.log1p",
+    "log_softmax": "special.log_softmax",
+    "logsumexp": "special.logsumexp",
+    "matmul": "Tensor.__matmul__ Tensor.__rmatmul__ linalg.matmul",
+    "max_unpool2d": "nn.functional.max_unpool1d",
+    "nll_loss": "_C._nn.nll_loss_nd nn.functional.cross_entropy",
+    "pow": "Tensor.__pow__ Tensor.__rpow__ Tensor.square square",
+    "softmax": "nn.functional.softmin special.softmax",
+}
 
 
-def functions(name: str) -> Iterator[Callable]:
-    """Yield the public functions and methods that are the ATen operation `name`."""
-    namespaces = [torch, torch.Tensor, torch.nn.functional, torch._C._nn, torch._VF]
-    found = [getattr(namespace, name, None) for namespace in namespaces]
-    for prefix, module in (("linalg_", torch.linalg), ("fft_", torch.fft)):
-        found.append(getattr(module, name.removeprefix(prefix), None))
-    yield from (f for f in found if callable(f))
+class Row(NamedTuple):
+    """One row of `table`."""
+
+    operation: str
+    policy: Policy
+
+
+def table(device_type: str) -> list[Row]:
+    """Return the list of "cpu", "cuda", "mps" or "xpu" in alphabetical order."""
+    rows = [
+        Row(name, policy) for policy, names in LISTS[device_type].items() for name in names.split()
+    ]
+    return sorted(rows, key=lambda row: row.operation.lstrip("_"))
+
+
+@cache
+def policies(device_type: str) -> dict[Callable, Policy]:
+    """Return the policy of every function and method by which Python calls a listed operation."""
+    return {
+        function: policy
+        for policy, names in LISTS[device_type].items()
+        for name in names.split()
+        for function in functions(name)
+    }
+
+
+@cache
+def functions(name: str) -> tuple[Callable, ...]:
+    """Return the functions and methods by which Python calls the operation `name`."""
+    if "." in name:
+        return tuple(_existing(name))
+    paths = [name, f"Tensor.{name}", f"nn.functional.{name}", f"_C._nn.{name}", f"_VF.{name}"]
+    for module in ("linalg", "fft"):
+        if name.startswith(module):
+            paths.append(f"{module}.{name.removeprefix(module + '_')}")
+    found = list(_existing(*paths, *_ALSO.get(name, "").split()))
+    for packet in _existing(f"ops.aten.{name}"):
+        found += [packet, *(getattr(packet, overload) for overload in packet.overloads())]
+    return tuple(found)
+
+
+def _existing(*paths: str) -> Iterator[Any]:
+    """Yield what torch has under these names; releases and builds differ a little."""
+    for path in paths:
+        try:
+            yield attrgetter(path)(torch)
+        except AttributeError:
+            continue
