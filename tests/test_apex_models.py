@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from amp_lab import apex as amp
-from amp_lab.apex.casting import cast_floats
+from amp_lab.apex.nested import cast_floats
 
 HALF, FLOAT = torch.float16, torch.float32
 

@@ -13,6 +13,18 @@ where a program has `from apex import amp`, and it runs again, on a CPU, too:
         scaled_loss.backward()
     optimizer.step()
 
+Signatures, behaviour and checkpoints are those of Apex's last `amp`. What differs:
+
+- It runs on every device, `reset()` undoes everything, and wrong arguments are refused before
+  anything is changed.
+- `cast_model_type=torch.bfloat16` gets master weights, too. Batch normalization without weights of
+  its own stays in float32 like any other under `keep_batchnorm_fp32`.
+- `state_dict` of an O2 model holds the master weights and `load_state_dict` restores them, so that
+  training resumes bit for bit; Apex saved the half weights as float32.
+- An overflow whose check was delayed (`delay_overflow_check`) counts at the next check; Apex forgot
+  it.
+- O1 casts what torch's autocast casts on a GPU, not what Apex's own, older lists name.
+
 A good order to read: `properties` (the four levels), `frontend` (`initialize`), `models`,
 `optimizers` (master weights), `scale_loss` with `loss_scaler`, `handle` and `functions` (O1).
 """

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_lab.apex.casting import LOW_PRECISION, map_tensors
+from amp_lab.apex.nested import LOW_PRECISION, map_tensors
 from amp_lab.apex.state import _amp_state, patch_function
 
 

@@ -21,8 +21,8 @@ from torch.overrides import (
     _push_mode,
 )
 
-from amp_lab.apex.casting import LOW_PRECISION, map_tensors
 from amp_lab.apex.functions import patch_registered_functions
+from amp_lab.apex.nested import LOW_PRECISION, map_tensors
 from amp_lab.apex.state import _amp_state, patch_function
 from amp_lab.autocast import autocast, clear_autocast_cache
 from amp_lab.devices import default_device

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from amp_lab.apex.casting import LOW_PRECISION, cast_floats
 from amp_lab.apex.handle import clear_cast_cache
+from amp_lab.apex.nested import LOW_PRECISION, cast_floats
 from amp_lab.apex.properties import Properties
 from amp_lab.apex.state import _amp_state, patch_method
 

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from amp_lab.apex.casting import LOW_PRECISION
 from amp_lab.apex.handle import clear_cast_cache, disable_casts
 from amp_lab.apex.loss_scaler import LossScaler
+from amp_lab.apex.nested import LOW_PRECISION
 from amp_lab.apex.state import _amp_state, patch_method
 
 _NO_CLOSURE = (
