@@ -176,11 +176,16 @@ class Row(NamedTuple):
 
 
 def table(device_type: str) -> list[Row]:
-    """Return the list of "cpu", "cuda", "mps" or "xpu" in alphabetical order."""
-    rows = [
-        Row(name, policy) for policy, names in LISTS[device_type].items() for name in names.split()
-    ]
-    return sorted(rows, key=lambda row: row.operation.lstrip("_"))
+    """Return the list of "cpu", "cuda", "mps" or "xpu" in alphabetical order.
+
+    What is listed and also reached through its parts (`mse_loss`) appears as what it is listed as.
+    """
+    policy_of = {
+        name.rpartition(".")[2]: policy
+        for policy in reversed(LISTS[device_type])
+        for name in LISTS[device_type][policy].split()
+    }
+    return [Row(name, policy_of[name]) for name in sorted(policy_of, key=lambda n: n.strip("_"))]
 
 
 @cache
@@ -205,7 +210,9 @@ def functions(name: str) -> tuple[Callable, ...]:
             paths.append(f"{module}.{name.removeprefix(module + '_')}")
     found = list(_existing(*paths, *_ALSO.get(name, "").split()))
     for packet in _existing(f"ops.aten.{name}"):
-        found += [packet, *(getattr(packet, overload) for overload in packet.overloads())]
+        found.append(packet)
+        if name != "norm":  # whose overloads do not all take a dtype
+            found += [getattr(packet, overload) for overload in packet.overloads()]
     return tuple(found)
 
 
