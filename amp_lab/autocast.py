@@ -149,7 +149,7 @@ class autocast:
         if mode is not None:
             mode.active = True
         if not _state.outer:
-            _state.cache.clear()
+            clear_autocast_cache()
         return False
 
     def __call__(self, func: Callable) -> Callable:
@@ -189,7 +189,8 @@ def get_autocast_dtype(device_type: str) -> torch.dtype | FloatFormat:
 
 def clear_autocast_cache() -> None:
     """Forget the casts of weights, for instance after changing weights inside a region."""
-    _state.cache.clear()
+    for casts in _state.cache.values():
+        casts.clear()
 
 
 def _known(device_type: str, error: type[Exception] = ValueError) -> str:
