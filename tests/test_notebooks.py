@@ -106,3 +106,16 @@ def test_every_picture_has_a_sentence(name):
 def test_links_lead_somewhere(name):
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", prose(name)):
         assert (FOLDER / target).exists(), f"{name} links to {target}"
+
+
+@each_notebook
+def test_the_maps_name_it_with_its_time(name):
+    """README and 00 list every notebook, with the time that the notebook itself states."""
+    [minutes] = re.findall(r"\*\*Time:\*\* (\d+) minutes", prose(name))
+    maps = [(FOLDER.parent / "README.md").read_text()]
+    if not name.startswith("00"):
+        maps.append(prose("00_start_here.ipynb"))
+    for text in maps:
+        [line] = [row for row in text.splitlines() if row.startswith(f"| {name[:2]} |")]
+        assert name in line
+        assert line.endswith(f"| {minutes} min |")
