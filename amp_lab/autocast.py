@@ -29,9 +29,9 @@ from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor
 
+from amp_lab import torch_hooks
 from amp_lab.casting import NATIVE, Cache, CastMode, TracingMode
 from amp_lab.formats import FloatFormat
 from amp_lab.op_trace import Call, Tracer
@@ -264,34 +264,16 @@ def custom_bwd(bwd: Callable | None = None, *, device_type: str) -> Callable:
     return decorated
 
 
-# torch.utils.checkpoint calls a function a second time in the backward pass, when its region has
-# ended. It returns to torch's autocast and knows nothing of this one, so that the second time would
-# be in float32. The lines below hand it functions that return to their regions themselves.
-
-
-def _returning(func: Callable) -> Callable:
+def _in_current_regions(func: Callable) -> Callable:
     regions = [region for region in _state.regions.values() if region and region.enabled]
 
-    def returning(*args: Any, **kwargs: Any) -> Any:
+    def again(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             for region in regions:
                 stack.enter_context(region)
             return func(*args, **kwargs)
 
-    return returning if regions else func
+    return again if regions else func
 
 
-_reentrant_forward = torch.utils.checkpoint.CheckpointFunction.forward
-_without_reentrant = torch.utils.checkpoint._checkpoint_without_reentrant_generator
-
-
-def _forward(ctx: Any, func: Callable, *args: Any) -> Any:
-    return _reentrant_forward(ctx, _returning(func), *args)
-
-
-def _generator(func: Callable, *args: Any, **kwargs: Any) -> Any:
-    return _without_reentrant(_returning(func), *args, **kwargs)
-
-
-torch.utils.checkpoint.CheckpointFunction.forward = staticmethod(_forward)  # type: ignore
-torch.utils.checkpoint._checkpoint_without_reentrant_generator = _generator  # type: ignore
+torch_hooks.install(lambda: any(_state.modes.values()), _in_current_regions)

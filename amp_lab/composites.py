@@ -10,7 +10,7 @@ is at work; `with caster` switches it on, `caster.lower` and `caster.float32` ca
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from math import prod
 from string import ascii_letters
 from types import FunctionType
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from amp_lab.recurrent import RECURRENT
+from amp_lab import recurrent_parts
 
 
 def take_apart(caster: Any, func: Callable, args: Sequence, kwargs: dict[str, Any]) -> Any:
@@ -99,7 +99,7 @@ def _matrix_chain(caster: Any, func: Callable, matrices: Sequence[Tensor]) -> Te
     return caster.lower(func, (matrices,), {})
 
 
-def _matrix_power(caster: Any, func: Callable, a: Tensor, n: int) -> Tensor:
+def _matrix_power(caster: Any, func: Callable, a: Tensor, n: int) -> Tensor | None:
     if n < 0:
         with caster:
             a, n = torch.linalg.inv(a), -n
@@ -108,13 +108,12 @@ def _matrix_power(caster: Any, func: Callable, a: Tensor, n: int) -> Tensor:
     with caster:
         if n == 3:
             return (a @ a) @ a
-        powers = [a]  # a, a^2, a^4, ...
-        while n >= 2 ** len(powers):
-            powers.append(powers[-1] @ powers[-1])
-        first, *others = (power for k, power in enumerate(powers) if n & 2**k)
-        for power in others:
-            first = first @ power
-        return first
+        result, square = (a if n % 2 else None), a
+        while n := n // 2:
+            square = square @ square
+            if n % 2:
+                result = square if result is None else result @ square
+        return result
 
 
 def _pairwise_distance(
@@ -186,30 +185,41 @@ def _einsum(
     """Contract two operands at a time: a matrix product, unless no letter is summed over."""
     if len(operands) == 1:
         return func(equation, operands)
-    letters, output = _letters(equation, operands)
-    operands = list(operands)
+    terms, output = _letters(equation, operands)
+    letters = output + "".join(sorted(set().union(*terms) - set(output)))
+    operands = [_align(func, x, term, letters) for x, term in zip(operands, terms, strict=True)]
     for k in range(len(operands) - 1):
         i, j = sorted(path[2 * k : 2 * k + 2]) if path else (0, 1)
-        right, of_right = operands.pop(j), letters.pop(j)
-        left, of_left = operands.pop(i), letters.pop(i)
-        needed = set(output).union(*letters)
-        in_left = {x for x, size in zip(of_left, left.shape, strict=True) if size != 1}
-        in_right = {x for x, size in zip(of_right, right.shape, strict=True) if size != 1}
-        left, of_left = _sum_over(in_left - in_right - needed, func, left, of_left)
-        right, of_right = _sum_over(in_right - in_left - needed, func, right, of_right)
-        kept = "".join(x for x in dict.fromkeys(of_left + of_right) if x in needed)
-        args = f"{of_left},{of_right}->{kept}", [left, right]
-        is_product = in_left & in_right - needed
-        result = caster.lower(func, args, {}) if is_product else func(*args)
-        place = len(operands) if path else 0
-        operands.insert(place, result)
-        letters.insert(place, kept)
-    return func(f"{letters[0]}->{output}", operands)
+        right, left = operands.pop(j), operands.pop(i)
+        needed = set(output).union(*(_used(x, letters) for x in operands))
+        in_left, in_right = _used(left, letters) - needed, _used(right, letters) - needed
+        left = _sum_over(in_left - in_right, left, letters)
+        right = _sum_over(in_right - in_left, right, letters)
+        if summed := in_left & in_right:
+            kept = "".join(letter for letter in letters if letter not in summed)
+            product = caster.lower(func, (f"{letters},{letters}->{kept}", [left, right]), {})
+            result = _align(func, product, kept, letters)
+        else:
+            result = left * right
+        operands.insert(len(operands) if path else 0, result)
+    return (
+        operands[0].flatten(len(output)).squeeze(-1) if len(letters) > len(output) else operands[0]
+    )
 
 
-def _sum_over(gone: set[str], einsum: Callable, x: Tensor, letters: str) -> tuple[Tensor, str]:
-    kept = "".join(letter for letter in dict.fromkeys(letters) if letter not in gone)
-    return (x, letters) if kept == letters else (einsum(f"{letters}->{kept}", [x]), kept)
+def _align(einsum: Callable, x: Tensor, term: str, letters: str) -> Tensor:
+    """Give `x` one dimension for each letter, of size 1 if it has none."""
+    own = "".join(letter for letter in letters if letter in term)
+    x = x if own == term else einsum(f"{term}->{own}", [x])
+    return x[tuple(slice(None) if letter in own else None for letter in letters)]
+
+
+def _used(x: Tensor, letters: str) -> set[str]:
+    return {letter for letter, size in zip(letters, x.shape, strict=True) if size != 1}
+
+
+def _sum_over(gone: set[str], x: Tensor, letters: str) -> Tensor:
+    return x.sum([letters.index(letter) for letter in sorted(gone)], keepdim=True) if gone else x
 
 
 def _letters(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
@@ -225,56 +235,27 @@ def _letters(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]
     return terms, output.replace("...", free)
 
 
-class _CastProducts:
-    """The core for `amp_lab.recurrent` that rounds nothing: autocast casts for the products."""
-
-    def __init__(self, caster: Any) -> None:
-        self.caster = caster
-
-    def __call__(self, func: Callable, *args: Any) -> Any:
-        return func(*args)
-
-    def cast(self, x: Tensor) -> Tensor:
-        return x
-
-    take = cast
-
-    def product(self, x: Tensor, weight: Tensor, *bias: Tensor | None) -> Tensor:
-        if bias:
-            return self.caster.lower(F.linear, (x, weight, *bias), {})
-        # torch writes the projection of an LSTM, which has no place for a bias, as a matmul.
-        return self.caster.lower(torch.matmul, (x, weight.t()), {})
-
-
-def _recurrent(name: str, caster: Any, func: Callable, *args: Any, **kwargs: Any) -> Any:
-    return RECURRENT[name](_CastProducts(caster), *args, **kwargs)
-
-
-def _lstm(caster: Any, func: Callable, *args: Any) -> Any:
-    """One operation of oneDNN's, unless the input is packed or the LSTM has projections."""
-    _, hx, weights, has_biases, num_layers, _, _, bidirectional, _ = args
-    is_packed = isinstance(hx, Tensor)  # then these are: x, batch_sizes, hx, weights, ...
-    unprojected = num_layers * (1 + bidirectional) * (4 if has_biases else 2)
-    if torch.backends.mkldnn.enabled and not is_packed and len(weights) == unprojected:
-        return caster.lower(func, args, {})
-    return _recurrent("lstm", caster, func, *args)
-
-
 _IN_PYTHON: dict[str, Callable] = {
     **dict.fromkeys(["huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"], _loss),
     "multi_head_attention_forward": _attention,
     "pad": _pad,
 }
 _IN_CPP: dict[str, Callable] = {
-    **{name: partial(_recurrent, name) for name in RECURRENT},
     "bilinear": _bilinear,
     "chain_matmul": _matrix_chain,
     "einsum": _einsum,
+    "gru": recurrent_parts.network,
+    "gru_cell": recurrent_parts.cell,
     "inner": _inner,
     "linalg_matrix_power": _matrix_power,
     "linalg_multi_dot": _matrix_chain,
-    "lstm": _lstm,
+    "lstm": recurrent_parts.network,
+    "lstm_cell": recurrent_parts.cell,
     "pad": _pad,
     "pairwise_distance": _pairwise_distance,
+    "rnn_relu": recurrent_parts.network,
+    "rnn_relu_cell": recurrent_parts.cell,
+    "rnn_tanh": recurrent_parts.network,
+    "rnn_tanh_cell": recurrent_parts.cell,
     "tensordot": _tensordot,
 }
