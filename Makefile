@@ -20,7 +20,7 @@ lab: $(READY)
 # One thread for each of the two workers: on the tests' small tensors more of them only wait for each
 # other, and results must not depend on it.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not browser" $(NBVAL) tests notebooks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/browser $(NBVAL) tests notebooks
 
 browser-test: $(BROWSER_READY)
 	$(BIN)/python -m pytest tests/browser

@@ -1,10 +1,13 @@
 """Drive one notebook in JupyterLab, through the application object that it exposes to tests."""
 
-from typing import Any
+from __future__ import annotations
 
-from playwright.sync_api import Locator, Page
+from typing import TYPE_CHECKING, Any
 
 from .conftest import TOKEN
+
+if TYPE_CHECKING:  # without playwright the tests are skipped, and say why
+    from playwright.sync_api import Locator, Page
 
 # "Run All" right after opening does nothing when the kernel is not connected yet, which is the
 # stall that clicking on the menu runs into: wait for the session, then for the kernel's answer.
@@ -49,7 +52,7 @@ class Notebook:
         """Run code in the notebook's kernel, outside its cells; return what it prints."""
         return self.page.evaluate(_EXECUTE, code)
 
-    def views(self) -> list["View"]:
+    def views(self) -> list[View]:
         """The flipbooks on the page, from top to bottom."""
         return [View(v) for v in self.page.locator(".amp-lab-flipbook").all()]
 

@@ -1,12 +1,17 @@
 """Every notebook in JupyterLab: all cells run, and every slider moves picture and sentence."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Locator
 
 from .jupyterlab import Notebook, View
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator
 
 NOTEBOOKS = sorted(p.name for p in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
