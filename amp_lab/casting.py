@@ -122,8 +122,8 @@ class CastMode(TorchFunctionMode):
         if dtype is self.format or dtype not in _CASTABLE or not getattr(x, self.is_on_device):
             return x
         is_weight = dtype is torch.float32 and x.requires_grad and x.is_leaf and x._base is None
-        if not is_weight or self.cache is None:
-            return self.round(x)
+        if not is_weight or self.cache is None or torch.compiler.is_compiling():
+            return self.round(x)  # a compiled graph would be valid for this very tensor only
         known = self.cache.get(id(x))
         if known is None or (torch.is_grad_enabled() and not known[1].requires_grad):
             # With x, because an id is unique only while its object lives.
