@@ -26,17 +26,17 @@ def scale_and_check_(gradients: Sequence[Tensor], factor: Tensor | None) -> Tens
         0-dimensional float32 tensor on that device: 1.0 if any gradient held an infinity or NaN
         before the multiplication, else 0.0.
     """
-    filled = [g for g in gradients if g.numel()]
     device = gradients[0].device
-    if not filled:
-        return torch.zeros((), device=device)
     if device.type == "cpu":
         found = False
-        for block in _blocks(filled):
+        for block in _blocks(gradients):
             found = found or not _is_finite(block)
             if factor is not None:
                 torch._foreach_mul_(block, factor)
         return torch.tensor(float(found))
+    filled = [g for g in gradients if g.numel()]
+    if not filled:
+        return torch.zeros((), device=device)
     # The largest magnitude is NaN where any value is, and infinite where any value is.
     largest = torch.stack(torch._foreach_norm(filled, torch.inf))
     if factor is not None:
@@ -49,13 +49,14 @@ def _blocks(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     together: list[Tensor] = []
     size = 0
     for tensor in tensors:
-        if tensor.numel() >= BLOCK:
+        count = tensor.numel()
+        if count >= BLOCK:
             # What is not contiguous cannot be cut without copying it.
             pieces = tensor.view(-1).split(BLOCK) if tensor.is_contiguous() else [tensor]
             yield from ([piece] for piece in pieces)
             continue
         together.append(tensor)
-        size += tensor.numel()
+        size += count
         if size >= BLOCK:
             yield together
             together, size = [], 0

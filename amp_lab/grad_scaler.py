@@ -110,24 +110,22 @@ class GradScaler(ScalerState):
 
     def _check(self, optimizer: Optimizer, factor: Tensor | None) -> dict[torch.device, Tensor]:
         """Check all gradients, multiply them by the factor, and return what was found."""
-        held = [
-            (parameter, parameter.grad)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
-        if factor is not None and any(g.dtype == torch.float16 for _, g in held):
-            raise ValueError(
-                "there are float16 gradients to unscale: keep the model in float32 and let "
-                "autocast choose precisions, do not call model.half()"
-            )
         together: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-        for parameter, gradient in held:
-            if gradient.is_sparse:
-                if gradient.dtype == torch.float16:  # the sum of two entries may overflow
-                    gradient = parameter.grad = gradient.coalesce()
-                gradient = gradient._values()
-            together[gradient.device, gradient.dtype].append(gradient)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is None:
+                    continue
+                if gradient.dtype == torch.float16 and factor is not None:
+                    raise ValueError(
+                        "there are float16 gradients to unscale: keep the model in float32 and "
+                        "let autocast choose precisions, do not call model.half()"
+                    )
+                if gradient.is_sparse:
+                    if gradient.dtype == torch.float16:  # the sum of two entries may overflow
+                        gradient = parameter.grad = gradient.coalesce()
+                    gradient = gradient._values()
+                together[gradient.device, gradient.dtype].append(gradient)
         found: dict[torch.device, Tensor] = {}
         with torch.no_grad():
             for (device, _), gradients in together.items():
