@@ -1,6 +1,7 @@
 """The frame of the checks."""
 
 import pytest
+import torch
 
 from amp_lab.checks import WrongAnswer, call, demand, exercise, number
 
@@ -46,6 +47,15 @@ def test_the_judges_own_errors_are_not_hidden():
 
     with pytest.raises(KeyError):
         broken(1)
+
+
+@pytest.mark.parametrize(
+    "strange", ["x", float("nan"), float("inf"), [4], {}, torch.ones(2), 10**400, object(), print]
+)
+def test_no_number_is_a_wrong_answer_and_no_traceback(strange):
+    result = four(strange)
+    assert not result.passed
+    assert "the answer is to be a" in result.text
 
 
 def test_three_hints_in_turn():

@@ -10,6 +10,7 @@ what a grader reads. Each lesson has a module of judges: functions that `demand`
 answer, made into a check by `@exercise`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
@@ -76,11 +77,13 @@ def demand(condition: object, otherwise: str) -> None:
 
 
 def number(answer: Any) -> float:
-    """Return the answer as a float; a text or the like is a wrong answer, with a reason."""
+    """Return the answer as a float; a text, NaN or the like is a wrong answer, with a reason."""
     try:
-        return float(answer)
-    except (TypeError, ValueError):
+        value = float(answer)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise WrongAnswer(f"the answer is to be a number, got {answer!r}") from None
+    demand(math.isfinite(value), f"the answer is to be a finite number, got {answer!r}")
+    return value
 
 
 def call(function: Any, *arguments: Any) -> Any:

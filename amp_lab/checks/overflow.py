@@ -92,9 +92,10 @@ def safe_mean(answer: Any) -> None:
             largest = max(largest, FP16.round(torch.as_tensor(t).double()).abs().max().item())
             return FP16.round(torch.as_tensor(t).double())
 
-        result = number(call(answer, x, rounded))
+        answered = call(answer, x, rounded)
         demand(largest > 0, "round every intermediate result with the function r that you get.")
         demand(largest != float("inf"), f"for {count} values of {value:g} something is inf inside.")
+        result = number(answered)
         demand(
             abs(result - value) <= 0.01 * value,
             f"for {count} values of {value:g} you get {result:g}.",
