@@ -166,7 +166,7 @@ def test_huge_finite_gradients_are_finite():
     assert same(program)[2] == 1
 
 
-@pytest.mark.parametrize("place", [0, 2**18 - 1, 2**18, 300_000, 599_999])
+@pytest.mark.parametrize("place", [0, 2**18, 2**19 - 1, 2**19, 550_000, 599_999])
 def test_large_gradients_are_checked_in_every_block(place):
     def program(make):
         p = nn.Parameter(torch.zeros(600, 1000))
@@ -180,6 +180,20 @@ def test_large_gradients_are_checked_in_every_block(place):
         return p.grad, small, small.grad, scaler.get_scale()
 
     assert same(program)[3] == 32768.0
+
+
+@pytest.mark.parametrize("scale", [0.25, 2.0**-126, 1.0, 4.0])
+def test_unscaling_that_overflows_is_no_infinity_found(scale):
+    """What is checked are the scaled gradients: dividing by a scale below 1 may overflow."""
+
+    def program(make):
+        p = parameter(3e38, 1.0)
+        scaler, optimizer = started(make, init_scale=scale), torch.optim.SGD([p], lr=1e-40)
+        scaler.step(optimizer)
+        scaler.update()
+        return p, p.grad, scaler.state_dict()
+
+    same(program)
 
 
 def test_float16_gradients_are_refused_before_anything_is_changed():
