@@ -16,17 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from amp_lab.autocast import autocast, custom_bwd, custom_fwd
+from amp_lab.autocast import custom_bwd, custom_fwd
 from amp_lab.devices import default_device
+from amp_lab.experiments.loss_scaling import half_precision
 from amp_lab.grad_scaler import GradScaler
 from amp_lab.tasks import digits
 
 KIND = default_device().type
-
-
-def half_precision() -> autocast:
-    """Return a float16 region on the default device, with the same numbers on every machine."""
-    return autocast(KIND, torch.float16, emulate=True)
 
 
 @dataclass
