@@ -11,8 +11,8 @@ records like any other, so the backward pass has the dtypes of the forward pass 
 The rules are those of `torch.amp.autocast`, and so are outputs and gradients, bit by bit, except:
 
 - What torch builds in C++ from listed operations has to be taken apart (`amp_lab.composites`). Left
-  whole are `affine_grid`, `corrcoef`, `cov`, `linalg.pinv`, `sparse.mm`, `sum_to_size`
-  and `trapezoid`: they compute in their inputs' dtype.
+  whole are `affine_grid`, `corrcoef`, `cov`, `linalg.pinv`, `sparse.mm`, `sum_to_size` and
+  `trapezoid`: they compute in their inputs' dtype.
 - Code that leaves Python is not seen: TorchScript, C++ extensions, a backward pass inside a region.
 - An active mode keeps `nn.TransformerEncoder` and `nn.MultiheadAttention` in eval mode from torch's
   fused fast path. Outputs are equal within rounding.
@@ -139,15 +139,16 @@ class autocast:
         return mode
 
     def __exit__(self, *error: Any) -> Literal[False]:
-        mode = _state.modes[self.device_type]
+        device_type = self.device_type
+        mode = _state.modes[device_type]
         if mode is not None:
             mode.__exit__(*error)
             if self._tracer is not None:
                 self._tracer.stop()
-        region, mode, _state.cache_enabled = _state.outer.pop()
-        _state.regions[self.device_type], _state.modes[self.device_type] = region, mode
-        if mode is not None:
-            mode.active = True
+        _state.regions[device_type], outer_mode, _state.cache_enabled = _state.outer.pop()
+        _state.modes[device_type] = outer_mode
+        if outer_mode is not None:
+            outer_mode.active = True
         if not _state.outer:
             clear_autocast_cache()
         return False
@@ -209,7 +210,7 @@ def _problem(device_type: str, dtype: torch.dtype | FloatFormat, emulate: bool) 
             return "CUDA is not available."
         if dtype is torch.bfloat16 and not emulate and not torch.cuda.is_bf16_supported():
             raise RuntimeError("this GPU does not compute in bfloat16: use dtype=torch.float16")
-    elif dtype not in (*NATIVE.values(),) and not isinstance(dtype, FloatFormat):
+    elif not isinstance(dtype, FloatFormat) and dtype not in NATIVE.values():
         return f"autocast on {device_type} supports torch.bfloat16 and torch.float16, not {dtype}."
     return None
 
@@ -223,7 +224,7 @@ def custom_fwd(
     autocast. Without `cast_inputs`, `forward` runs under the current region and `custom_bwd` lets
     `backward` run under the same.
     """
-    _known(device_type)
+    device_type = _known(device_type)
     if fwd is None:
         return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)
 
@@ -231,9 +232,10 @@ def custom_fwd(
     def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
         mode = _state.modes.get(device_type)
         if mode is None or cast_inputs is not None:
-            ctx.region = autocast(device_type, enabled=False)
+            region = autocast(device_type, enabled=False)
         else:
-            ctx.region = _state.regions[device_type]
+            region = _state.regions[device_type]
+        ctx._region_of_forward = region  # for custom_bwd
         if mode is None or cast_inputs is None:
             return fwd(ctx, *args, **kwargs)
 
@@ -244,7 +246,7 @@ def custom_fwd(
                 return {cast(key): cast(item) for key, item in value.items()}
             return type(value)(map(cast, value)) if isinstance(value, list | tuple) else value
 
-        with ctx.region:
+        with region:
             return fwd(ctx, *cast(args), **cast(kwargs))
 
     return decorated
@@ -252,13 +254,13 @@ def custom_fwd(
 
 def custom_bwd(bwd: Callable | None = None, *, device_type: str) -> Callable:
     """Decorate the `backward` that belongs to a `custom_fwd`: it runs in the same region."""
-    _known(device_type)
+    device_type = _known(device_type)
     if bwd is None:
         return functools.partial(custom_bwd, device_type=device_type)
 
     @functools.wraps(bwd)
     def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-        with ctx.region:
+        with ctx._region_of_forward:
             return bwd(ctx, *args, **kwargs)
 
     return decorated

@@ -78,9 +78,8 @@ class CastMode(TorchFunctionMode):
         return _call(self.to_float32, func, args, kwargs)
 
     def float32_result(self, func: Callable, args: Sequence, kwargs: dict[str, Any]) -> Any:
-        first = args[0] if args else next(iter(kwargs.values()))
         asked = kwargs.get("dtype") or any(isinstance(arg, torch.dtype) for arg in args)
-        if not asked and self.is_castable(first):
+        if not asked and any(map(self.is_castable, _tensors([*args, *kwargs.values()]))):
             kwargs = {**kwargs, "dtype": torch.float32}
         return func(*args, **kwargs)
 
@@ -188,7 +187,7 @@ def _call(
 
 
 def _cast_items(cast: Callable[[Tensor], Tensor], x: Any) -> Any:
-    if type(x) not in (list, tuple):
+    if not isinstance(x, list | tuple):
         return x
     return [cast(item) if isinstance(item, Tensor) else item for item in x]
 

@@ -61,8 +61,9 @@ def _attention(caster: Any, func: FunctionType, *args: Any, **kwargs: Any) -> An
     namespace = dict(func.__globals__)
     for listed in (F.linear, F.scaled_dot_product_attention):
         namespace[listed.__name__] = _casting(caster, listed)
-    for name in ("_in_projection", "_in_projection_packed"):
-        namespace[name] = _copy(namespace[name], namespace)
+    for name in func.__code__.co_names:
+        if name.startswith("_in_projection"):  # they call F.linear, too
+            namespace[name] = _copy(namespace[name], namespace)
     return _copy(func, namespace)(*args, **kwargs)
 
 
@@ -93,22 +94,22 @@ def _pad(
     return func(input, pad, mode, value)
 
 
-def _matrix_chain(caster: Any, func: Callable, matrices: Sequence[Tensor]) -> Tensor:
-    if len(matrices) == 1:
-        return func(matrices)
-    return caster.lower(func, (matrices,), {})
+def _matrix_chain(caster: Any, func: Callable, tensors: Sequence[Tensor]) -> Tensor:
+    if len(tensors) == 1:
+        return func(tensors)
+    return caster.lower(func, (tensors,), {})
 
 
-def _matrix_power(caster: Any, func: Callable, a: Tensor, n: int) -> Tensor | None:
+def _matrix_power(caster: Any, func: Callable, input: Tensor, n: int) -> Tensor | None:
     if n < 0:
         with caster:
-            a, n = torch.linalg.inv(a), -n
+            input, n = torch.linalg.inv(input), -n
     if n < 2:
-        return func(a, n)
+        return func(input, n)
     with caster:
         if n == 3:
-            return (a @ a) @ a
-        result, square = (a if n % 2 else None), a
+            return (input @ input) @ input
+        result, square = (input if n % 2 else None), input
         while n := n // 2:
             square = square @ square
             if n % 2:
@@ -129,11 +130,11 @@ def _pairwise_distance(
         return torch.norm(x1 - x2 + eps, p, -1, keepdim)
 
 
-def _inner(caster: Any, func: Callable, a: Tensor, b: Tensor) -> Tensor:
-    if min(a.dim(), b.dim()) == 0:
-        return func(a, b)
+def _inner(caster: Any, func: Callable, input: Tensor, other: Tensor) -> Tensor:
+    if min(input.dim(), other.dim()) == 0:
+        return func(input, other)
     with caster:
-        return torch.tensordot(a, b, ([-1], [-1]))
+        return torch.tensordot(input, other, ([-1], [-1]))
 
 
 def _tensordot(
@@ -152,13 +153,19 @@ def _tensordot(
 
 
 def _bilinear(
-    caster: Any, func: Callable, x1: Tensor, x2: Tensor, weight: Tensor, bias: Tensor | None = None
+    caster: Any,
+    func: Callable,
+    input1: Tensor,
+    input2: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Two products that autograd does not see: half-precision results, float32 gradients."""
-    exact = func(x1, x2, weight)
+    exact = func(input1, input2, weight)
     with caster, torch.no_grad():
-        rows = torch.matmul(x1.reshape(-1, x1.shape[-1]), weight).transpose(0, 1).unsqueeze(-2)
-        value = torch.matmul(rows, x2.reshape(-1, 1, x2.shape[-1], 1)).view(exact.shape)
+        rows = torch.matmul(input1.reshape(-1, input1.shape[-1]), weight).transpose(0, 1)
+        columns = input2.reshape(-1, 1, input2.shape[-1], 1)
+        value = torch.matmul(rows.unsqueeze(-2), columns).view(exact.shape)
     result = _ValueOf.apply(exact, value.to(exact.dtype))
     return result if bias is None else result + bias
 
@@ -182,7 +189,10 @@ def _einsum(
     operands: Sequence[Tensor],
     path: Sequence[int] | None = None,
 ) -> Tensor:
-    """Contract two operands at a time: a matrix product, unless no letter is summed over."""
+    """Contract two operands at a time: a matrix product, unless no letter is summed over.
+
+    (The gradient of a broadcast factor can differ from torch's in the last bit of float32.)
+    """
     if len(operands) == 1:
         return func(equation, operands)
     terms, output = _letters(equation, operands)
@@ -202,9 +212,8 @@ def _einsum(
         else:
             result = left * right
         operands.insert(len(operands) if path else 0, result)
-    return (
-        operands[0].flatten(len(output)).squeeze(-1) if len(letters) > len(output) else operands[0]
-    )
+    [result] = operands
+    return result.reshape(result.shape[: len(output)])
 
 
 def _align(einsum: Callable, x: Tensor, term: str, letters: str) -> Tensor:
@@ -251,6 +260,7 @@ _IN_CPP: dict[str, Callable] = {
     "linalg_multi_dot": _matrix_chain,
     "lstm": recurrent_parts.network,
     "lstm_cell": recurrent_parts.cell,
+    "matrix_power": _matrix_power,
     "pad": _pad,
     "pairwise_distance": _pairwise_distance,
     "rnn_relu": recurrent_parts.network,

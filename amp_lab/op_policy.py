@@ -156,6 +156,7 @@ _ALSO = {
     "fractional_max_pool2d": "nn.functional.fractional_max_pool2d_with_indices",
     "fractional_max_pool3d": "nn.functional.fractional_max_pool3d_with_indices",
     "grid_sampler": "nn.functional.grid_sample",
+    "linalg_matrix_power": "Tensor.matrix_power matrix_power",
     "linalg_vector_norm": "linalg.norm",
     "log1p": "special.log1p",
     "log_softmax": "special.log_softmax",

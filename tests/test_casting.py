@@ -62,8 +62,13 @@ def test_tensors_of_another_device_are_left_alone(low):
     for context in contexts(low):
         with context:
             assert torch.mm(elsewhere, elsewhere).dtype == torch.float32
+            assert torch.trace(elsewhere.to(low)).dtype == low
+            assert torch.cat([elsewhere.half(), elsewhere.half()]).dtype == torch.float16
+    here = torch.ones(3, 3)
     with CastMode("cuda", low, False, {}):
-        assert torch.mm(torch.ones(3, 3), torch.ones(3, 3)).dtype == torch.float32
+        assert torch.mm(here, here).dtype == torch.float32
+        assert here.to(low).exp().dtype == here.to(low).sum().dtype == low
+        assert torch.dot(here[0].to(low), here[0].to(low)).dtype == low
 
 
 @each_low
@@ -140,6 +145,14 @@ def test_keyword_arguments(low):
         lambda: F.pad(images.to(low), (1, 1), mode="constant", value=2.0),
         lambda: torch.einsum("ij,kj->ik", x, w),
         lambda: torch.prod(input=x.to(low), dim=1, keepdim=True),
+        lambda: F.bilinear(input1=x, input2=x, weight=torch.ones(2, 5, 5)),
+        lambda: torch.inner(input=x, other=x),
+        lambda: torch.linalg.multi_dot(tensors=[x, w.t()]),
+        lambda: torch.linalg.matrix_power(input=x[:, :4], n=2),
+        lambda: x[:, :4].matrix_power(3),
+        lambda: torch.tensordot(a=x, b=w.t(), dims=1),
+        lambda: F.pairwise_distance(x1=x, x2=x, p=1.0),
+        lambda: torch.lobpcg(A=x @ x.t() + torch.eye(4), k=1, niter=1)[0],
     ]
     for call in calls:
         theirs, ours = contexts(low)
@@ -147,6 +160,18 @@ def test_keyword_arguments(low):
             expected = call()
         with ours:
             assert equal(call(), expected)
+
+
+def test_keyword_arguments_of_a_float32_result():
+    x = torch.randn(4, 5).half()
+    with autocast("cpu", torch.float16, emulate=True):
+        assert torch.softmax(dim=1, input=x).dtype == torch.float32
+        assert torch.linalg.vector_norm(x=x).dtype == torch.float32
+        assert x.sum(dim=1).dtype == torch.float32
+        assert x.sum(dim=1, dtype=torch.float16).dtype == torch.float16
+        assert torch.softmax(x, 1, torch.float16).dtype == torch.float16
+        assert torch.sum(input=torch.ones(3, dtype=torch.int32)).dtype == torch.int64
+        assert torch.cumsum(x.double(), 0).dtype == torch.float64
 
 
 def test_keyword_arguments_of_the_caller_are_not_changed():
