@@ -681,3 +681,28 @@ def test_a_model_that_uses_its_weights_twice(loss, cache_enabled, low):
         for c in contexts(low, cache_enabled=cache_enabled)
     ]
     assert all(map(equal, *results))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.filterwarnings("ignore:Mismatch dtype", "ignore:RNN module weights")
+@pytest.mark.parametrize("name", [*MODULES, *RECURRENT])
+def test_modules_on_a_gpu(name):
+    """Same dtypes; values within rounding, because cuDNN may choose other algorithms."""
+    torch.manual_seed(0)
+    if name in MODULES:
+        make, inputs = MODULES[name]
+        module, arguments = make().cuda(), inputs()
+    else:
+        kind, options = RECURRENT[name]
+        module, arguments = kind(6, 4, **options).cuda(), [x(5, 3, 6)]
+    arguments = tree_map(lambda t: t.cuda() if isinstance(t, Tensor) else t, list(arguments))
+    results = []
+    for kind in (torch.autocast, autocast):
+        torch.manual_seed(1)
+        with kind("cuda", torch.float16):
+            output = module(*arguments)
+        results.append([t for t in tree_leaves(output) if isinstance(t, Tensor)])
+        assert all(t.is_cuda for t in results[-1])
+    for a, b in zip(*results, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.allclose(a.float(), b.float(), rtol=1e-2, atol=1e-3)
