@@ -80,12 +80,21 @@ _STEPS: dict[str, Step] = {
 }
 
 
-def cell(caster: Any, func: Callable, x: Tensor, hx: Any, *weights: Tensor) -> Any:
+def cell(
+    caster: Any,
+    func: Callable,
+    input: Tensor,
+    hx: Any,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Any:
     """Call `torch.lstm_cell`, `gru_cell`, `rnn_tanh_cell` or `rnn_relu_cell`."""
-    layer = _Layer(caster, *weights)
+    layer = _Layer(caster, w_ih, w_hh, b_ih, b_hh)
     is_lstm = not isinstance(hx, Tensor)
-    step = _STEPS[func.__name__.removesuffix("_cell")]
-    state = step(layer, layer.from_input(x), *(hx if is_lstm else (hx,)))
+    step = _STEPS[func.__name__.partition(".")[0].removesuffix("_cell")]
+    state = step(layer, layer.from_input(input), *(hx if is_lstm else (hx,)))
     return state if is_lstm else state[0]
 
 

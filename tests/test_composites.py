@@ -55,7 +55,8 @@ def run(
 
 
 def assert_same(function: Callable, inputs: Any, low: torch.dtype, parameters: Any = ()) -> None:
-    theirs, ours = (run(c, function, inputs, list(parameters)) for c in contexts(low))
+    parameters = list(parameters)
+    theirs, ours = (run(c, function, inputs, parameters) for c in contexts(low))
     assert len(theirs) == len(ours)
     for i, (a, b) in enumerate(zip(theirs, ours, strict=True)):
         assert equal(a, b), f"tensor {i} of {len(theirs)}: {b}, torch has {a}"
@@ -346,6 +347,29 @@ def test_cells(kind, with_state, low):
         return module(data, module(data, state))
 
     assert_same(two_steps, inputs, low, list(module.parameters()))
+
+
+@each_low
+def test_recurrent_operators_called_directly(low):
+    torch.manual_seed(0)
+    gru, cell, data = nn.GRU(6, 4), nn.GRUCell(6, 4, bias=False), x(5, 3, 6)
+    settings = True, 1, 0.0, True, False, False
+    for function in (
+        lambda data: torch.ops.aten.gru(data, torch.zeros(1, 3, 4), gru._flat_weights, *settings),
+        lambda data: torch.ops.aten.gru.input(
+            data, torch.zeros(1, 3, 4), gru._flat_weights, *settings
+        ),
+    ):
+        assert_same(function, [data], low, gru.parameters())
+    for operator in (torch.gru_cell, torch.ops.aten.gru_cell, torch.ops.aten.gru_cell.default):
+        assert_same(
+            lambda data, f=operator: f(
+                data[0], hx=torch.zeros(3, 4), w_ih=cell.weight_ih, w_hh=cell.weight_hh
+            ),
+            [data],
+            low,
+            cell.parameters(),
+        )
 
 
 def test_recurrent_network_after_a_layer_and_without_grad():
