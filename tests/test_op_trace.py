@@ -152,6 +152,8 @@ def test_attributes_and_sizes_are_no_operations():
 
 
 def test_both_passes_of_a_checkpoint():
+    import torch._dynamo  # noqa: F401  checkpoint imports it, and that import computes something
+
     network = model()
     with autocast("cpu", BF16, trace=True) as region:
         y = checkpoint(network, torch.ones(2, 4, requires_grad=True), use_reentrant=True)
