@@ -116,16 +116,17 @@ class GradScaler(ScalerState):
                 gradient = parameter.grad
                 if gradient is None:
                     continue
-                if gradient.dtype == torch.float16 and factor is not None:
-                    raise ValueError(
-                        "there are float16 gradients to unscale: keep the model in float32 and "
-                        "let autocast choose precisions, do not call model.half()"
-                    )
                 if gradient.is_sparse:
-                    if gradient.dtype == torch.float16:  # the sum of two entries may overflow
+                    if gradient.dtype == torch.float16 and factor is None:
+                        # The sum of two entries may overflow.
                         gradient = parameter.grad = gradient.coalesce()
                     gradient = gradient._values()
                 together[gradient.device, gradient.dtype].append(gradient)
+        if factor is not None and any(dtype == torch.float16 for _, dtype in together):
+            raise ValueError(
+                "there are float16 gradients to unscale: keep the model in float32 and "
+                "let autocast choose precisions, do not call model.half()"
+            )
         found: dict[torch.device, Tensor] = {}
         with torch.no_grad():
             for (device, _), gradients in together.items():
