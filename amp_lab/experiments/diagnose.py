@@ -1,0 +1,115 @@
+"""The patients of notebook 10: small models to break, and what it takes to look at them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from amp_lab.autocast import autocast
+from amp_lab.devices import default_device
+from amp_lab.experiments.loss_scaling import half_precision
+from amp_lab.grad_scaler import GradScaler
+from amp_lab.tasks import Task, digits
+
+KIND = default_device().type
+
+Batch = tuple[Tensor, Tensor]
+Step = Callable[[nn.Module, torch.optim.Optimizer, GradScaler, Batch], Any]
+
+
+@cache
+def reading() -> Task:
+    """Read the digit with one hidden layer of 32 units: a step takes a millisecond."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    return replace(digits(), build=build)
+
+
+def batches(count: int) -> list[Batch]:
+    """Return the first batches of `reading`, `(64, 1, 8, 8)` and `(64,)`."""
+    return list(reading().batches(count))
+
+
+def patient(
+    init_scale: float = 2.0**10, growth_interval: int = 2000
+) -> tuple[nn.Module, torch.optim.Optimizer, GradScaler]:
+    """Return model, SGD and a scaler with a history, the same ones in every call."""
+    model = reading().fresh_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scaler = GradScaler(KIND, init_scale, growth_interval=growth_interval, history_size=1000)
+    return model, optimizer, scaler
+
+
+def loss_in_half(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the cross entropy of a batch; the forward pass runs in half precision."""
+    inputs, targets = batch
+    with half_precision():
+        return F.cross_entropy(model(inputs), targets)
+
+
+def attempt(function: Callable, *arguments: Any) -> str:
+    """Call the function; return "no error", or the error's type and the start of its message."""
+    try:
+        function(*arguments)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).split(':')[0]}"
+    return "no error"
+
+
+def operations(function: Callable, *arguments: Any) -> list[str]:
+    """Call the function in half precision; list its operations as "mean -> float16"."""
+    with autocast(KIND, torch.float16, emulate=True, trace=True) as region:
+        function(*arguments)
+    return [f"{call.op} -> {str(call.output).removeprefix('torch.')}" for call in region.trace]
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the elements of all tensors in one float32 vector."""
+    return torch.cat([t.detach().float().flatten() for t in tensors])
+
+
+def movement(model: nn.Module) -> float:
+    """Return the Euclidean distance of a patient's weights from where they started."""
+    start = flat(list(reading().fresh_model().parameters()))
+    return (flat(list(model.parameters())) - start).norm().item()
+
+
+def padded_points() -> tuple[nn.Linear, torch.optim.Optimizer, GradScaler, Batch]:
+    """Return a linear model with optimizer and scaler, and 16 points of which 4 are padding."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, weight = torch.randn(16, 3, generator=generator), torch.tensor([[1.0, 2, 0], [0, 1, 1]])
+    inputs[12:] = 0
+    model = nn.Linear(3, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(weight.flip(0))
+    model.to(default_device())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    points = inputs.to(default_device()), (inputs @ weight.t()).to(default_device())
+    return model, optimizer, GradScaler(KIND, 2.0**16, history_size=1000), points
+
+
+def fit(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: GradScaler,
+    batch: Batch,
+    loss_function: Callable[[Tensor, Tensor], Tensor],
+    steps: int,
+) -> list[float]:
+    """Train in half precision, always on the same batch; return the loss of every step."""
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with half_precision():
+            loss = loss_function(model(batch[0]), batch[1])
+        losses.append(loss.item())
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return losses
