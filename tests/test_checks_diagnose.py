@@ -6,6 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from amp_lab.checks import diagnose as loops
@@ -119,7 +120,103 @@ def accumulate_not_mean(model, optimizer, scaler, micro_batches):
     scaler.update()
 
 
+# 4. Clipping
+
+
+def clip_unscaled(model, optimizer, scaler, batch):
+    optimizer.zero_grad()
+    scaler.scale(loss_in_half(model, batch)).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.1)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def clip_scaled_limit(model, optimizer, scaler, batch):
+    optimizer.zero_grad()
+    scaler.scale(loss_in_half(model, batch)).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.1 * scaler.get_scale())
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def clip_then_unscale(model, optimizer, scaler, batch):
+    optimizer.zero_grad()
+    scaler.scale(loss_in_half(model, batch)).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.1)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def clip_not_at_all(model, optimizer, scaler, batch):
+    optimizer.zero_grad()
+    scaler.scale(loss_in_half(model, batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+# 5. Step twice
+
+
+def two_updates(model, optimizer, scaler, *batches):
+    for batch in batches:
+        clip_not_at_all(model, optimizer, scaler, batch)
+
+
+def two_by_hand(model, optimizer, scaler, first, second):
+    for batch in (first, second):
+        optimizer.zero_grad()
+        (loss_in_half(model, batch) * 1024).backward()
+        for parameter in model.parameters():
+            parameter.grad /= 1024
+        optimizer.step()
+
+
+def two_in_one(model, optimizer, scaler, first, second):
+    accumulate_once(model, optimizer, scaler, [first, second])
+
+
+def two_but_no_last_update(model, optimizer, scaler, first, second):
+    clip_not_at_all(model, optimizer, scaler, first)
+    optimizer.zero_grad()
+    scaler.scale(loss_in_half(model, second)).backward()
+    scaler.step(optimizer)
+
+
+# 6. The schedule
+
+
+def epoch_asking(model, optimizer, scaler, scheduler, batches):
+    for batch in batches:
+        clip_not_at_all(model, optimizer, scaler, batch)
+        if not scaler.step_was_skipped(optimizer):
+            scheduler.step()
+
+
+def epoch_comparing(model, optimizer, scaler, scheduler, batches):
+    for batch in batches:
+        before = scaler.get_scale()
+        clip_not_at_all(model, optimizer, scaler, batch)
+        if scaler.get_scale() >= before:
+            scheduler.step()
+
+
+def epoch_growing(model, optimizer, scaler, scheduler, batches):
+    for batch in batches:
+        before = scaler.get_scale()
+        clip_not_at_all(model, optimizer, scaler, batch)
+        if scaler.get_scale() == before:
+            scheduler.step()
+
+
 RIGHT = [
+    ("clipped_step", clip_unscaled),
+    ("clipped_step", clip_scaled_limit),
+    ("two_steps", two_updates),
+    ("two_steps", two_by_hand),
+    ("epoch", epoch_asking),
+    ("epoch", epoch_comparing),
     ("standardise", standardise_wide),
     ("standardise", standardise_centred),
     ("standardise", standardise_function),
@@ -130,6 +227,12 @@ RIGHT = [
     ("accumulate", accumulate_sum),
 ]
 WRONG = [
+    ("clipped_step", clip_then_unscale, "hardly move"),
+    ("clipped_step", clip_not_at_all, "not as in float32"),
+    ("two_steps", two_in_one, "one step on both"),
+    ("two_steps", two_but_no_last_update, "already called"),
+    ("epoch", epoch_growing, "the schedule"),
+    ("epoch", lambda *a: None, "update() was called 0 times"),
     ("standardise", standardise_masked, "not what float32 computes"),
     ("distance_loss", distance_eps_outside, "its gradient is not"),
     ("distance_loss", lambda outputs, targets: targets.sum(), "made from the outputs"),

@@ -4,6 +4,7 @@ What comes out is compared with what float32 gives from the same weights and bat
 right repair passes, however it is written.
 """
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from amp_lab.checks import WrongAnswer, demand, exercise
-from amp_lab.experiments.diagnose import Batch, batches, flat, patient
+from amp_lab.experiments.diagnose import Batch, batches, flat, movement, patient
 
 
 def attempt(answer: Any, *arguments: Any) -> Any:
@@ -68,3 +69,67 @@ def accumulate(answer: Any) -> None:
         "micro-batches count more than others.",
     )
     demand(len(scaler.history) == 1, f"update() was called {len(scaler.history)} times, not once.")
+
+
+@exercise(
+    "What is the norm of the gradients at the moment they are clipped?",
+    "They are still multiplied by the scale; the limit is meant for the gradients themselves.",
+    "Between backward() and clipping, let the scaler divide: there is a method for it.",
+    right="the limit applies to the gradient of the loss, and not to that of the scaled loss.",
+)
+def clipped_step(answer: Any) -> None:
+    """A function (model, optimizer, scaler, batch), one step with the norm clipped to 0.1."""
+    few = batches(3)
+    model, optimizer, scaler = patient(growth_interval=2)
+    for batch in few:
+        attempt(answer, model, optimizer, scaler, batch)
+    demand_moved(model)
+    reference = float32_steps([[batch] for batch in few], max_norm=0.1)
+    share = movement(model) / movement(reference)
+    demand(share > 0.1, "the weights hardly move: the gradients are still far too small.")
+    demand(
+        strayed(model, reference) < 0.02,
+        "the weights move, but not as in float32 with clipped gradients.",
+    )
+
+
+@exercise(
+    "What does the scaler remember of an optimizer, and when does it forget?",
+    "update() ends an iteration of the scaler; here there are two of them.",
+    "Each step is followed by an update of its own: look at the indentation.",
+    right="for the scaler an iteration is one step; update() ends it.",
+)
+def two_steps(answer: Any) -> None:
+    """A function (model, optimizer, scaler, first, second) that makes one step on each batch."""
+    four = batches(4)
+    model, optimizer, scaler = patient(growth_interval=1)
+    for pair in (four[:2], four[2:]):
+        attempt(answer, model, optimizer, scaler, *pair)
+    demand_moved(model)
+    one = strayed(model, float32_steps([four[:2], four[2:]]))
+    demand(one > 0.02, "that is one step on both batches; each is to make its own.")
+    two = strayed(model, float32_steps([[batch] for batch in four]))
+    demand(two < 0.02, "the weights are not those of two steps in float32.")
+
+
+@exercise(
+    "How many steps has the optimizer taken, and how many the schedule?",
+    "A skipped step is none. Who knows whether a step was skipped?",
+    "Ask scaler.step_was_skipped(optimizer), or see whether update() has lowered the scale.",
+    right="the schedule counts the optimizer's steps, not the iterations.",
+)
+def epoch(answer: Any) -> None:
+    """A function (model, optimizer, scaler, scheduler, batches) that trains on all batches."""
+    model, optimizer, scaler = patient(init_scale=2.0**22, growth_interval=4)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        attempt(answer, model, optimizer, scaler, scheduler, batches(16))
+    count = len(scaler.history)
+    demand(count == 16, f"update() was called {count} times for 16 batches.")
+    demand_moved(model)
+    taken = sum(not update.skipped for update in scaler.history)
+    demand(
+        scheduler.last_epoch == taken,
+        f"the optimizer has taken {taken} steps, the schedule {scheduler.last_epoch}.",
+    )

@@ -113,3 +113,8 @@ def fit(
         scaler.step(optimizer)
         scaler.update()
     return losses
+
+
+def gradient_norm(model: nn.Module) -> float:
+    """Return the Euclidean norm of all gradients of the model."""
+    return flat([p.grad for p in model.parameters() if p.grad is not None]).norm().item()
