@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from amp_lab.checks import diagnose as loops
 from amp_lab.checks import diagnose_range as ranges
 from amp_lab.experiments.diagnose import loss_in_half
+from amp_lab.experiments.loss_scaling import half_precision
 
 NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks" / "10_diagnose.ipynb"
 CHECKS = {
@@ -210,7 +211,99 @@ def epoch_growing(model, optimizer, scaler, scheduler, batches):
             scheduler.step()
 
 
+# 7. Masks
+
+
+def attention_joined(q, k, v, padding, other_text):
+    scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(padding | other_text, torch.finfo(scores.dtype).min)
+    return scores.softmax(-1) @ v
+
+
+def attention_wide(q, k, v, padding, other_text):
+    scores = (q @ k.transpose(-2, -1)).float() / q.shape[-1] ** 0.5
+    return (scores + padding * -1e9 + other_text * -1e9).softmax(-1) @ v
+
+
+def attention_infinite(q, k, v, padding, other_text):
+    scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+    return scores.masked_fill(padding | other_text, -torch.inf).softmax(-1) @ v
+
+
+def attention_added_once(q, k, v, padding, other_text):
+    scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+    lowest = torch.finfo(scores.dtype).min
+    return (scores + (padding | other_text).to(scores.dtype) * lowest).softmax(-1) @ v
+
+
+def attention_replacing_nan(*arguments):
+    return attention_infinite(*arguments).nan_to_num()
+
+
+def attention_without_padding(q, k, v, padding, other_text):
+    return attention_joined(q, k, v, padding & False, other_text)
+
+
+# 8. Epsilon
+
+
+def rms_wide(x):
+    x = x.float()
+    return x / ((x * x).mean(-1, keepdim=True) + 1e-8).sqrt()
+
+
+def rms_larger_eps(x):
+    return x / ((x * x).mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+def rms_power(x):
+    return x / ((x**2).mean(-1, keepdim=True) + 1e-8).sqrt()
+
+
+def rms_eps_outside(x):
+    return x / ((x * x).mean(-1, keepdim=True).sqrt() + 1e-8)
+
+
+def rms_large_eps(x):
+    return x / ((x * x).mean(-1, keepdim=True) + 1e-1).sqrt()
+
+
+def rms_replacing_nan(x):
+    return broken()["rms_norm"](x).nan_to_num(posinf=0, neginf=0)
+
+
+# 9. Binary cross entropy
+
+
+def yes_with_logits(model, inputs, targets):
+    with half_precision():
+        return F.binary_cross_entropy_with_logits(model(inputs), targets)
+
+
+def yes_wide_sigmoid(model, inputs, targets):
+    with half_precision():
+        logits = model(inputs)
+    return F.binary_cross_entropy(logits.float().sigmoid(), targets)
+
+
+def yes_wide_too_late(model, inputs, targets):
+    with half_precision():
+        probability = model(inputs).sigmoid()
+    return F.binary_cross_entropy(probability.float(), targets)
+
+
+def yes_in_float32(model, inputs, targets):
+    return F.binary_cross_entropy_with_logits(model(inputs), targets)
+
+
 RIGHT = [
+    ("attention", attention_joined),
+    ("attention", attention_wide),
+    ("rms_norm", rms_wide),
+    ("rms_norm", rms_larger_eps),
+    ("rms_norm", rms_power),
+    ("yes_or_no", yes_with_logits),
+    ("yes_or_no", yes_wide_sigmoid),
     ("clipped_step", clip_unscaled),
     ("clipped_step", clip_scaled_limit),
     ("two_steps", two_updates),
@@ -227,6 +320,15 @@ RIGHT = [
     ("accumulate", accumulate_sum),
 ]
 WRONG = [
+    ("attention", attention_infinite, "the empty example"),
+    ("attention", attention_added_once, "the empty example"),
+    ("attention", attention_replacing_nan, "its gradient is not"),
+    ("attention", attention_without_padding, "where it may not"),
+    ("rms_norm", rms_eps_outside, "empty numbers is not finite"),
+    ("rms_norm", rms_large_eps, "not what float32 computes"),
+    ("rms_norm", rms_replacing_nan, "its gradient is not"),
+    ("yes_or_no", yes_wide_too_late, "in float32 it is 12"),
+    ("yes_or_no", yes_in_float32, "half precision any more"),
     ("clipped_step", clip_then_unscale, "hardly move"),
     ("clipped_step", clip_not_at_all, "not as in float32"),
     ("two_steps", two_in_one, "one step on both"),

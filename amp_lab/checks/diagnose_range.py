@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from amp_lab.checks import WrongAnswer, demand, exercise
 from amp_lab.checks.diagnose import attempt
 from amp_lab.devices import default_device
-from amp_lab.experiments.diagnose import KIND
+from amp_lab.experiments.diagnose import KIND, sure_and_wrong, two_texts
 from amp_lab.experiments.loss_scaling import half_precision
 from amp_lab.grad_scaler import GradScaler
 
@@ -91,3 +91,72 @@ def distance_loss(answer: Any) -> None:
         )
         distances.append((outputs.detach().float() - targets).norm(dim=-1).mean().item())
     demand(distances[-1] < distances[0] / 4, "the model does not learn from this loss.")
+
+
+@exercise(
+    "In which rows is the output NaN, and what do their scores look like after both masks?",
+    "The lowest number plus anything below -15 is -inf, and a row of nothing but -inf has no "
+    "softmax.",
+    "Join the two masks into one and fill in the lowest number, where adding it would overflow.",
+    right="a number at the edge of the range is for filling in, and not for adding.",
+)
+def attention(answer: Any) -> None:
+    """A function (q, k, v, padding, other_text) -> attention with two masks in half precision."""
+    q, k, v, padding, other_text = two_texts()
+    for tensor in (q, k, v):
+        tensor.requires_grad_()
+    output = result(answer, q.shape, q, k, v, padding, other_text)
+    forbidden = padding | other_text
+    scores = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).masked_fill(forbidden, -torch.inf)
+    expected = (scores.softmax(-1) @ v)[0]
+    demand(output[0].isfinite().all(), "the rows that may look at something are not finite.")
+    demand(
+        torch.allclose(output[0].float(), expected, atol=0.05),
+        "a token looks where it may not, or not where it may: the output is not float32's.",
+    )
+    demand(output.isfinite().all(), "the rows of the empty example are not finite.")
+    demand_finite_gradient(output, q, k, v)
+
+
+@exercise(
+    "Which numbers in the function are so small that float16 rounds them to zero?",
+    "It is 1e-8, and the squares of all that is below 2^-12 as well.",
+    "Convert to float32 before you square, or use an epsilon that float16 knows.",
+    right="an epsilon protects only where the format has it.",
+)
+def rms_norm(answer: Any) -> None:
+    """A function from rows of half-precision numbers to rows whose mean square is 1."""
+    x = normal(3, 64)
+    x[1], x[2] = 0.0, x[2] * 2.0**-14
+    half = x.half().requires_grad_()
+    output = result(answer, half.shape, half)
+    for row, name in enumerate(("ordinary", "empty", "small")):
+        demand(output[row].isfinite().all(), f"a row of {name} numbers is not finite.")
+    expected = x[0] / x[0].square().mean().sqrt()
+    demand(
+        torch.allclose(output[0].float(), expected, atol=0.02),
+        "a row of ordinary numbers is not what float32 computes.",
+    )
+    demand(not output[1].any(), "an empty row is to stay empty.")
+    demand_finite_gradient(output, half)
+
+
+@exercise(
+    "What does the sigmoid of 12 become in float16, and what is the derivative there?",
+    "The loss has to see the logit itself: there is a loss function that takes it.",
+    "Leave out the sigmoid, and use the function whose name ends in _with_logits.",
+    right="a logit fits into half precision where its probability does not.",
+)
+def yes_or_no(answer: Any) -> None:
+    """A function (model, inputs, targets) -> binary cross entropy, the model in half precision."""
+    model, inputs, targets = sure_and_wrong()
+    seen = []
+    model.register_forward_hook(lambda module, arguments, output: seen.append(output.dtype))
+    loss = attempt(answer, model, inputs, targets)
+    if not isinstance(loss, Tensor) or loss.shape != () or not loss.requires_grad:
+        raise WrongAnswer("return the loss as a tensor with one number, made from the outputs.")
+    demand(torch.float16 in seen, "the model does not run in half precision any more.")
+    demand(abs(loss.item() - 12) < 0.1, f"the loss is {loss.item():.4g}; in float32 it is 12.")
+    loss.backward()
+    gradient = 0.0 if model.weight.grad is None else model.weight.grad.item()
+    demand(abs(gradient - 3) < 0.1, f"the gradient is {gradient:.4g}; in float32 it is 3.")

@@ -118,3 +118,29 @@ def fit(
 def gradient_norm(model: nn.Module) -> float:
     """Return the Euclidean norm of all gradients of the model."""
     return flat([p.grad for p in model.parameters() if p.grad is not None]).norm().item()
+
+
+def two_texts() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return queries, keys and values `(2, 6, 8)` with two masks, True where not to look.
+
+    Padding `(2, 1, 6)`, and what belongs to another text `(2, 6, 6)`. In the first example two
+    texts of three tokens, the last one padding; the second example is empty. Its scores are
+    negative.
+    """
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 6, 8, generator=generator) for _ in range(3))
+    q[1], k[1] = -4.0, 4.0
+    padding, other_text = torch.zeros(2, 1, 6).bool(), torch.zeros(2, 6, 6).bool()
+    padding[0, 0, 5], padding[1] = True, True
+    other_text[0, :3, 3:], other_text[0, 3:, :3], other_text[1] = True, True, True
+    device = default_device()
+    return q.to(device), k.to(device), v.to(device), padding.to(device), other_text.to(device)
+
+
+def sure_and_wrong() -> tuple[nn.Linear, Tensor, Tensor]:
+    """Return a linear model whose logit for the one input is 12, the input, and the target 0."""
+    model = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(4.0)
+    device = default_device()
+    return model.to(device), torch.full((1, 1), 3.0, device=device), torch.zeros(1, 1).to(device)
