@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from amp_lab.checks import diagnose as loops
 from amp_lab.checks import diagnose_range as ranges
-from amp_lab.experiments.diagnose import loss_in_half
+from amp_lab.experiments.diagnose import KIND, loss_in_half
 from amp_lab.experiments.loss_scaling import half_precision
 
 NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks" / "10_diagnose.ipynb"
@@ -296,7 +296,117 @@ def yes_in_float32(model, inputs, targets):
     return F.binary_cross_entropy_with_logits(model(inputs), targets)
 
 
+# 10. model.half()
+
+
+def train_in_region(model, optimizer, scaler, batches):
+    for batch in batches:
+        clip_not_at_all(model, optimizer, scaler, batch)
+
+
+def train_under_native(model, optimizer, scaler, batches):
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        with torch.autocast(KIND, torch.float16):
+            loss = F.cross_entropy(model(inputs), targets)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def train_without_scaler(model, optimizer, scaler, batches):
+    model.half()
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs.half()), targets).backward()
+        optimizer.step()
+
+
+def train_there_and_back(model, optimizer, scaler, batches):
+    train_without_scaler(model, optimizer, scaler, batches)
+    model.float()
+
+
+def train_in_float32(model, optimizer, scaler, batches):
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+
+
+# 11. Loss outside, backward inside
+
+
+def regress_inside(model, optimizer, scaler, batch):
+    optimizer.zero_grad()
+    with half_precision():
+        loss = F.mse_loss(model(batch[0]), batch[1]).sqrt()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def regress_wide(model, optimizer, scaler, batch):
+    optimizer.zero_grad()
+    with half_precision():
+        outputs = model(batch[0])
+    loss = (outputs.float() - batch[1]).square().mean().sqrt()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def regress_all_inside(*arguments):
+    with half_precision():
+        regress_inside(*arguments)
+
+
+def regress_per_hundred(model, optimizer, scaler, batch):
+    optimizer.zero_grad()
+    with half_precision():
+        loss = F.mse_loss(model(batch[0]) / 100, batch[1] / 100).sqrt()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+# 12. Two optimizers
+
+
+def models_one_update(first, second, scaler, batch):
+    for model, optimizer in (first, second):
+        optimizer.zero_grad()
+        scaler.scale(loss_in_half(model, batch)).backward()
+    scaler.step(first[1])
+    scaler.step(second[1])
+    scaler.update()
+
+
+def models_one_by_one(first, second, scaler, batch):
+    for model, optimizer in (first, second):
+        clip_not_at_all(model, optimizer, scaler, batch)
+
+
+def models_one_forgotten(first, second, scaler, batch):
+    models_one_update(first, first, scaler, batch)
+
+
+def models_bare_second(first, second, scaler, batch):
+    for model, optimizer in (first, second):
+        optimizer.zero_grad()
+        scaler.scale(loss_in_half(model, batch)).backward()
+    scaler.step(first[1])
+    second[1].step()
+    scaler.update()
+
+
 RIGHT = [
+    ("train", train_in_region),
+    ("train", train_under_native),
+    ("regress", regress_inside),
+    ("regress", regress_wide),
+    ("two_models", models_one_update),
+    ("two_models", models_one_by_one),
     ("attention", attention_joined),
     ("attention", attention_wide),
     ("rms_norm", rms_wide),
@@ -320,6 +430,13 @@ RIGHT = [
     ("accumulate", accumulate_sum),
 ]
 WRONG = [
+    ("train", train_without_scaler, "swallow"),
+    ("train", train_there_and_back, "on the way"),
+    ("train", train_in_float32, "nothing of it runs in half"),
+    ("regress", regress_all_inside, "inside the region"),
+    ("regress", regress_per_hundred, "not those of float32"),
+    ("two_models", models_one_forgotten, "already called"),
+    ("two_models", models_bare_second, "the second model moved"),
     ("attention", attention_infinite, "the empty example"),
     ("attention", attention_added_once, "the empty example"),
     ("attention", attention_replacing_nan, "its gradient is not"),

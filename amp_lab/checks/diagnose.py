@@ -7,13 +7,15 @@ right repair passes, however it is written.
 import warnings
 from collections.abc import Iterable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from amp_lab.autocast import is_autocast_enabled
 from amp_lab.checks import WrongAnswer, demand, exercise
-from amp_lab.experiments.diagnose import Batch, batches, flat, movement, patient
+from amp_lab.experiments.diagnose import KIND, Batch, batches, flat, movement, patient, prices
 
 
 def attempt(answer: Any, *arguments: Any) -> Any:
@@ -133,3 +135,88 @@ def epoch(answer: Any) -> None:
         scheduler.last_epoch == taken,
         f"the optimizer has taken {taken} steps, the schedule {scheduler.last_epoch}.",
     )
+
+
+@exercise(
+    "Which dtype do the gradients have that the scaler is to unscale, and why?",
+    "model.half() converts the weights themselves. Who casts them only where they are used?",
+    "Leave model and inputs in float32, and compute the loss in a half-precision region.",
+    right="the weights stay in float32, and half precision is where the products are.",
+)
+def train(answer: Any) -> None:
+    """A function (model, optimizer, scaler, batches) that trains in mixed precision."""
+    few = batches(5)
+    model, optimizer, scaler = patient()
+    seen = _output_dtypes(model)
+    attempt(answer, model, optimizer, scaler, few)
+    dtypes = {p.dtype for p in model.parameters()}
+    demand(dtypes == {torch.float32}, "the weights are in half precision and swallow updates.")
+    demand_moved(model)
+    weights = flat(list(model.parameters()))
+    rounded = torch.equal(weights, weights.half().float())
+    demand(not rounded, "the weights are float32, but were rounded to float16 on the way.")
+    demand(torch.float16 in seen, "it trains, but nothing of it runs in half precision any more.")
+    reference = float32_steps([[batch] for batch in few])
+    demand(strayed(model, reference) < 0.02, "the weights are not those of float32.")
+
+
+def _output_dtypes(model: nn.Module) -> list[torch.dtype]:
+    """Return a list to which each forward pass of the model will add the dtype of its output."""
+    seen: list[torch.dtype] = []
+    model.register_forward_hook(lambda module, arguments, output: seen.append(output.dtype))
+    return seen
+
+
+@exercise(
+    "Where does the loss run, and in which dtype? What is 500 squared in float16?",
+    "In the region autocast runs losses in float32; so the loss belongs into it.",
+    "Forward pass and loss inside; scale, backward, step and update outside.",
+    right="the loss is computed where autocast protects it, and backward where nothing interferes.",
+)
+def regress(answer: Any) -> None:
+    """A function (model, optimizer, scaler, batch) that makes one step on the root mean square."""
+    model, optimizer, scaler, batch = prices()
+    reference, plain, _, _ = prices()
+    seen = _output_dtypes(model)
+    inside = []
+    original = torch.autograd.backward
+
+    def backward(*arguments: Any, **options: Any) -> None:
+        inside.append(is_autocast_enabled(KIND) or torch.is_autocast_enabled(KIND))
+        original(*arguments, **options)
+
+    with mock.patch.object(torch.autograd, "backward", backward):
+        for _ in range(5):
+            attempt(answer, model, optimizer, scaler, batch)
+    for _ in range(5):
+        plain.zero_grad()
+        F.mse_loss(reference(batch[0]), batch[1]).sqrt().backward()
+        plain.step()
+    demand(model.weight.any(), "the weights have not moved: the gradient is zero or not finite.")
+    demand(torch.float16 in seen, "the model does not run in half precision any more.")
+    demand(not any(inside), "backward() runs inside the region.")
+    goal, end = (flat(list(m.parameters())) for m in (reference, model))
+    demand((end - goal).norm() < 0.02 * goal.norm(), "the weights are not those of float32.")
+
+
+@exercise(
+    "By which number was the second gradient multiplied, and by which was it divided?",
+    "The first update() may change the scale that the second step() still needs.",
+    "update() belongs after the loop in which all optimizers step.",
+    right="every gradient is divided by the scale that it was multiplied with.",
+)
+def two_models(answer: Any) -> None:
+    """A function (first, second, scaler, batch); the first two are pairs of model and optimizer."""
+    few = batches(3)
+    first, first_optimizer, scaler = patient(growth_interval=1)
+    second, second_optimizer, _ = patient()
+    for batch in few:
+        attempt(answer, (first, first_optimizer), (second, second_optimizer), scaler, batch)
+    reference = float32_steps([[batch] for batch in few])
+    for name, model in (("first", first), ("second", second)):
+        demand_moved(model)
+        share = movement(model) / movement(reference)
+        demand(
+            strayed(model, reference) < 0.02,
+            f"the {name} model moved {share:.2g} times as far as in float32, or elsewhere.",
+        )

@@ -144,3 +144,17 @@ def sure_and_wrong() -> tuple[nn.Linear, Tensor, Tensor]:
         model.weight.fill_(4.0)
     device = default_device()
     return model.to(device), torch.full((1, 1), 3.0, device=device), torch.zeros(1, 1).to(device)
+
+
+def prices() -> tuple[nn.Linear, torch.optim.Optimizer, GradScaler, Batch]:
+    """Return a linear model with optimizer and scaler, and 16 numbers around 500 to learn."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(16, 3, generator=generator)
+    targets = 500 + 50 * inputs.sum(1, keepdim=True)
+    model = nn.Linear(3, 1)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    model.to(default_device())
+    optimizer = torch.optim.SGD(model.parameters(), lr=20.0)
+    scaler = GradScaler(KIND, 2.0**10, history_size=1000)
+    return model, optimizer, scaler, (inputs.to(default_device()), targets.to(default_device()))
