@@ -92,6 +92,7 @@ def train(
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
     watch: Callable[[nn.Module], AbstractContextManager] = nullcontext,
     after_backward: Callable[[int, nn.Module], None] | None = None,
+    stop_at_nan: bool = False,
     progress: bool = False,
 ) -> Run:
     """Train a fresh model of `task` for `steps` steps and return the `Run`.
@@ -100,12 +101,14 @@ def train(
         autocast: makes the context of forward pass and loss, for example
             `lambda: amp_lab.autocast("cpu", torch.float16, emulate=True)`; torch's own works too.
         scaler: an `amp_lab.GradScaler` or torch's; `None` trains without one.
-        weights_dtype: dtype of the model's floating-point parameters, buffers and inputs.
+        weights_dtype: dtype of the model's parameters, buffers and inputs, where floating-point.
         optimizer: takes the place of the task's own.
         watch: makes a context from the model in which the training runs, for example
             `amp_lab.histograms.record_gradients`.
         after_backward: called as `after_backward(step, model)` when gradients are there and not
             yet unscaled or stepped on: the place to record them.
+        stop_at_nan: end after the first loss that is not finite, for runs that cannot recover.
+            This reads the loss in every step, which makes the host wait for the device.
         progress: show a bar (in a notebook it is gone when the training is done).
 
     The loop is the one of PyTorch's "Automatic Mixed Precision examples", whatever is passed:
@@ -119,8 +122,10 @@ def train(
     with watch(model):
         for step, (inputs, targets) in enumerate(batches):
             run.optimizer.zero_grad()
+            if inputs.is_floating_point():  # characters and the like are integers
+                inputs = inputs.to(weights_dtype)
             with autocast():
-                loss = task.loss(model(inputs.to(weights_dtype)), targets)
+                loss = task.loss(model(inputs), targets)
             (loss if scaler is None else scaler.scale(loss)).backward()
             if after_backward is not None:
                 after_backward(step, model)
@@ -130,6 +135,8 @@ def train(
                 scaler.step(run.optimizer)
                 scaler.update()
             losses.append(loss.detach().float())
+            if stop_at_nan and not losses[-1].isfinite():
+                break
     # Read once at the end: reading a loss makes the host wait for the device.
     run.losses = torch.stack(losses).tolist()
     return run
@@ -208,3 +215,70 @@ def heatmaps(size: int = 64, layers: int = 4, channels: int = 16) -> Task:
 
     adam = partial(torch.optim.Adam, lr=1e-3)
     return Task("heatmaps", pictures, targets, build, F.mse_loss, adam, batch_size=32)
+
+
+@cache
+def counting() -> Task:
+    """Count the digits: 1 to 5 of them are scattered over a picture of 64 x 64 pixels.
+
+    The answer is a density map, as in crowd counting (Lempitsky and Zisserman, "Learning To Count
+    Objects in Images", 2010): a Gaussian of standard deviation 4 pixels at each digit that sums to
+    1, so that the map sums to their number. Spread over so many pixels it is small, at most about
+    0.01 a digit, and the loss is the mean squared error over 32 x 64 x 64 of them.
+    """
+    images, _ = digit_images()
+    size, examples = 64, 512
+    generator = torch.Generator().manual_seed(0)
+    pictures, densities = torch.zeros(2, examples, 1, size, size)
+    pixels = torch.arange(size, dtype=torch.float32)
+    for i, count in enumerate(torch.randint(1, 6, (examples,), generator=generator).tolist()):
+        corners = torch.randint(0, size - 8, (count, 2), generator=generator).tolist()
+        chosen = torch.randint(0, len(images), (count,), generator=generator)
+        for (top, left), image in zip(corners, images[chosen], strict=True):
+            place = pictures[i, :, top : top + 8, left : left + 8]
+            place.copy_(torch.maximum(place, image))
+            down, across = (torch.exp(-((pixels - c - 3.5) ** 2) / 32) for c in (top, left))
+            densities[i, 0] += torch.outer(down / down.sum(), across / across.sum())
+
+    def build() -> nn.Module:
+        last = nn.Conv2d(16, 16, 1)  # begins with the empty map
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)  # type: ignore[arg-type]
+        return nn.Sequential(
+            nn.Conv2d(1, 16, 8, stride=4, padding=2),
+            nn.ReLU(),
+            nn.Conv2d(16, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 16, 3, padding=1),
+            nn.ReLU(),
+            last,
+            nn.PixelShuffle(4),
+        )
+
+    adam = partial(torch.optim.Adam, lr=2e-3)
+    return Task("counting", pictures, densities, build, F.mse_loss, adam, batch_size=32)
+
+
+@cache
+def fine_tuning() -> Task:
+    """Fine-tune: a network that reads digits gets pictures that are moved one pixel to the right.
+
+    One hidden layer of 2,048 units, trained for 100 steps on the digits as they are; then Adam with
+    a learning rate of 1e-6, small so that what was learned before is not lost. Adam changes a
+    weight by about its learning rate in each step, which is less than half an ulp of float16 for
+    every weight above 2^-8.
+    """
+    images, labels = digit_images()
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 10))
+
+    adam = torch.optim.Adam
+    before = Task("digits as they are", images, labels, network, F.cross_entropy, adam, 64)
+
+    def build() -> nn.Module:
+        return train(before, steps=100, seed=torch.initial_seed(), device=torch.device("cpu")).model
+
+    moved = images.roll(1, dims=3)
+    slowly = partial(adam, lr=1e-6)
+    return Task("fine-tuning", moved, labels, build, F.cross_entropy, slowly, batch_size=64)
