@@ -1,6 +1,7 @@
 """The broken runs of 10_diagnose are refused, right repairs pass, and wrong ones are told why."""
 
 import ast
+import pickle
 from pathlib import Path
 
 import nbformat
@@ -9,7 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from amp_lab.autocast import clear_autocast_cache
 from amp_lab.checks import diagnose as loops
+from amp_lab.checks import diagnose_dtypes as dtypes
 from amp_lab.checks import diagnose_range as ranges
 from amp_lab.experiments.diagnose import KIND, loss_in_half
 from amp_lab.experiments.loss_scaling import half_precision
@@ -17,7 +20,7 @@ from amp_lab.experiments.loss_scaling import half_precision
 NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks" / "10_diagnose.ipynb"
 CHECKS = {
     name: check
-    for module in (loops, ranges)
+    for module in (loops, dtypes, ranges)
     for name, check in vars(module).items()
     if hasattr(check, "__wrapped__") and check.__module__ == module.__name__
 }
@@ -400,7 +403,172 @@ def models_bare_second(first, second, scaler, batch):
     scaler.update()
 
 
+# 13. Resuming
+
+
+def start_and_resume(fresh, train, batches, keep, load):
+    old = fresh()
+    train(*old, batches[:10])
+    saved = [part.state_dict() for part in old[:2]], keep(old[2])
+    model, optimizer, scaler = fresh()
+    model.load_state_dict(saved[0][0])
+    optimizer.load_state_dict(saved[0][1])
+    train(model, optimizer, load(scaler, saved[1]), batches[10:])
+
+
+def resume_state(fresh, train, batches):
+    def load(scaler, state):
+        scaler.load_state_dict(state)
+        return scaler
+
+    start_and_resume(fresh, train, batches, lambda scaler: scaler.state_dict(), load)
+
+
+def resume_pickled(fresh, train, batches):
+    start_and_resume(fresh, train, batches, pickle.dumps, lambda scaler, state: pickle.loads(state))
+
+
+def resume_scale_only(fresh, train, batches):
+    def load(scaler, scale):
+        scaler.load_state_dict({**scaler.state_dict(), "scale": scale})
+        return scaler
+
+    start_and_resume(fresh, train, batches, lambda scaler: scaler.get_scale(), load)
+
+
+def resume_same_object(fresh, train, batches):
+    start_and_resume(fresh, train, batches, lambda scaler: scaler, lambda scaler, old: old)
+
+
+def resume_nothing(fresh, train, batches):
+    train(*fresh(), batches)
+
+
+# 14. no_grad and the cache
+
+
+def consistency_two_regions(model, inputs, region):
+    with region(), torch.no_grad():
+        goal = model(inputs.flip(-1)).softmax(-1)
+    with region():
+        F.cross_entropy(model(inputs), goal).backward()
+
+
+def consistency_no_cache(model, inputs, region):
+    with region(cache_enabled=False):
+        with torch.no_grad():
+            goal = model(inputs.flip(-1)).softmax(-1)
+        loss = F.cross_entropy(model(inputs), goal)
+    loss.backward()
+
+
+def consistency_cleared(model, inputs, region):
+    with region():
+        with torch.no_grad():
+            goal = model(inputs.flip(-1)).softmax(-1)
+        clear_autocast_cache()
+        loss = F.cross_entropy(model(inputs), goal)
+    loss.backward()
+
+
+def consistency_detached(model, inputs, region):
+    with region():
+        goal = model(inputs.flip(-1)).softmax(-1).detach()
+        loss = F.cross_entropy(model(inputs), goal)
+    loss.backward()
+
+
+def consistency_goal_with_gradient(model, inputs, region):
+    with region():
+        loss = F.cross_entropy(model(inputs), model(inputs.flip(-1)).softmax(-1))
+    loss.backward()
+
+
+def consistency_inference(model, inputs, region):
+    with region():
+        with torch.inference_mode():
+            goal = model(inputs.flip(-1)).softmax(-1)
+        loss = F.cross_entropy(model(inputs), goal)
+    loss.backward()
+
+
+# 15. Norm
+
+
+def clip_wide(gradients, max_norm):
+    norm = sum(g.float().square().sum() for g in gradients).sqrt()
+    return [g * (max_norm / norm).clamp(max=1) for g in gradients]
+
+
+def clip_by_largest(gradients, max_norm):
+    largest = max(g.abs().max() for g in gradients)
+    parts = [(g / largest).float() for g in gradients]
+    norm = torch.linalg.vector_norm(torch.cat([p.flatten() for p in parts])) * largest.float()
+    return [g.float() * (max_norm / norm).clamp(max=1) for g in gradients]
+
+
+def clip_torch(gradients, max_norm):
+    parameters = [torch.zeros_like(g, requires_grad=True) for g in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    nn.utils.clip_grad_norm_(parameters, max_norm)
+    return [parameter.grad for parameter in parameters]
+
+
+def clip_values(gradients, max_norm):
+    return [g.clamp(-max_norm, max_norm) for g in gradients]
+
+
+# 16. Weight decay
+
+
+def learn_with(words, batches, weight_decay=0.2, lr=0.5, after=lambda: None):
+    optimizer = torch.optim.SGD([words], lr=lr, weight_decay=weight_decay)
+    for counts, goal in batches:
+        optimizer.zero_grad()
+        with half_precision():
+            vectors = counts @ words
+        directions = vectors / vectors.norm(dim=-1, keepdim=True)
+        (directions - goal).square().sum(-1).mean().backward()
+        optimizer.step()
+        after()
+
+
+def learn_without_decay(words, batches):
+    learn_with(words, batches, weight_decay=0.0)
+
+
+def learn_keeping_length(words, batches):
+    def lengthen():
+        with torch.no_grad():
+            words.mul_(1 / words.norm(dim=1, keepdim=True).clamp(max=1.0))
+
+    learn_with(words, batches, after=lengthen)
+
+
+def learn_small_rate(words, batches):
+    learn_with(words, batches, lr=0.001)
+
+
+def learn_clamped(words, batches):
+    def clamp():
+        with torch.no_grad():
+            words.copy_(words.sign() * words.abs().clamp(min=2.0**-24))
+
+    learn_with(words, batches, after=clamp)
+
+
 RIGHT = [
+    ("interrupted", resume_state),
+    ("interrupted", resume_pickled),
+    ("consistency", consistency_two_regions),
+    ("consistency", consistency_no_cache),
+    ("consistency", consistency_cleared),
+    ("consistency", consistency_detached),
+    ("clip", clip_wide),
+    ("clip", clip_by_largest),
+    ("learn", learn_without_decay),
+    ("learn", learn_keeping_length),
     ("train", train_in_region),
     ("train", train_under_native),
     ("regress", regress_inside),
@@ -430,6 +598,15 @@ RIGHT = [
     ("accumulate", accumulate_sum),
 ]
 WRONG = [
+    ("interrupted", resume_scale_only, "_growth_tracker"),
+    ("interrupted", resume_same_object, "new objects"),
+    ("interrupted", resume_nothing, "first ten batches"),
+    ("consistency", consistency_goal_with_gradient, "is the goal constant"),
+    ("consistency", consistency_inference, "raised RuntimeError"),
+    ("clip", clip_values, "direction has changed"),
+    ("clip", clip_torch, "large gradients are zero"),
+    ("learn", learn_small_rate, "not learned"),
+    ("learn", learn_clamped, "lost their direction"),
     ("train", train_without_scaler, "swallow"),
     ("train", train_there_and_back, "on the way"),
     ("train", train_in_float32, "nothing of it runs in half"),

@@ -7,15 +7,14 @@ right repair passes, however it is written.
 import warnings
 from collections.abc import Iterable
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from amp_lab.autocast import is_autocast_enabled
 from amp_lab.checks import WrongAnswer, demand, exercise
-from amp_lab.experiments.diagnose import KIND, Batch, batches, flat, movement, patient, prices
+from amp_lab.experiments.diagnose import Batch, batches, flat, movement, patient, train
+from amp_lab.grad_scaler import GradScaler
 
 
 def attempt(answer: Any, *arguments: Any) -> Any:
@@ -138,68 +137,6 @@ def epoch(answer: Any) -> None:
 
 
 @exercise(
-    "Which dtype do the gradients have that the scaler is to unscale, and why?",
-    "model.half() converts the weights themselves. Who casts them only where they are used?",
-    "Leave model and inputs in float32, and compute the loss in a half-precision region.",
-    right="the weights stay in float32, and half precision is where the products are.",
-)
-def train(answer: Any) -> None:
-    """A function (model, optimizer, scaler, batches) that trains in mixed precision."""
-    few = batches(5)
-    model, optimizer, scaler = patient()
-    seen = _output_dtypes(model)
-    attempt(answer, model, optimizer, scaler, few)
-    dtypes = {p.dtype for p in model.parameters()}
-    demand(dtypes == {torch.float32}, "the weights are in half precision and swallow updates.")
-    demand_moved(model)
-    weights = flat(list(model.parameters()))
-    rounded = torch.equal(weights, weights.half().float())
-    demand(not rounded, "the weights are float32, but were rounded to float16 on the way.")
-    demand(torch.float16 in seen, "it trains, but nothing of it runs in half precision any more.")
-    reference = float32_steps([[batch] for batch in few])
-    demand(strayed(model, reference) < 0.02, "the weights are not those of float32.")
-
-
-def _output_dtypes(model: nn.Module) -> list[torch.dtype]:
-    """Return a list to which each forward pass of the model will add the dtype of its output."""
-    seen: list[torch.dtype] = []
-    model.register_forward_hook(lambda module, arguments, output: seen.append(output.dtype))
-    return seen
-
-
-@exercise(
-    "Where does the loss run, and in which dtype? What is 500 squared in float16?",
-    "In the region autocast runs losses in float32; so the loss belongs into it.",
-    "Forward pass and loss inside; scale, backward, step and update outside.",
-    right="the loss is computed where autocast protects it, and backward where nothing interferes.",
-)
-def regress(answer: Any) -> None:
-    """A function (model, optimizer, scaler, batch) that makes one step on the root mean square."""
-    model, optimizer, scaler, batch = prices()
-    reference, plain, _, _ = prices()
-    seen = _output_dtypes(model)
-    inside = []
-    original = torch.autograd.backward
-
-    def backward(*arguments: Any, **options: Any) -> None:
-        inside.append(is_autocast_enabled(KIND) or torch.is_autocast_enabled(KIND))
-        original(*arguments, **options)
-
-    with mock.patch.object(torch.autograd, "backward", backward):
-        for _ in range(5):
-            attempt(answer, model, optimizer, scaler, batch)
-    for _ in range(5):
-        plain.zero_grad()
-        F.mse_loss(reference(batch[0]), batch[1]).sqrt().backward()
-        plain.step()
-    demand(model.weight.any(), "the weights have not moved: the gradient is zero or not finite.")
-    demand(torch.float16 in seen, "the model does not run in half precision any more.")
-    demand(not any(inside), "backward() runs inside the region.")
-    goal, end = (flat(list(m.parameters())) for m in (reference, model))
-    demand((end - goal).norm() < 0.02 * goal.norm(), "the weights are not those of float32.")
-
-
-@exercise(
     "By which number was the second gradient multiplied, and by which was it divided?",
     "The first update() may change the scale that the second step() still needs.",
     "update() belongs after the loop in which all optimizers step.",
@@ -220,3 +157,40 @@ def two_models(answer: Any) -> None:
             strayed(model, reference) < 0.02,
             f"the {name} model moved {share:.2g} times as far as in float32, or elsewhere.",
         )
+
+
+@exercise(
+    "Three objects were made anew. Which of them has forgotten what it knew?",
+    "The scaler has a scale and a count of good steps; both belong into the checkpoint.",
+    "scaler.state_dict() is saved, and load_state_dict() called on the new one.",
+    right="the run goes on as if nothing had happened.",
+)
+def interrupted(answer: Any) -> None:
+    """A function (fresh, train, batches): ten batches, an interruption, and the other ten."""
+    trained: list[tuple[nn.Module, GradScaler, int]] = []
+
+    def fresh() -> tuple[nn.Module, torch.optim.Optimizer, GradScaler]:
+        return patient(init_scale=2.0**22, growth_interval=8)
+
+    def recorded(model: nn.Module, optimizer: Any, scaler: GradScaler, part: list[Batch]) -> None:
+        trained.append((model, scaler, len(part)))
+        train(model, optimizer, scaler, part)
+
+    model, optimizer, scaler = fresh()
+    train(model, optimizer, scaler, batches(20))
+    attempt(answer, fresh, recorded, batches(20))
+    lengths = [length for _, _, length in trained]
+    demand(lengths == [10, 10], "train on the first ten batches, and resume with the other ten.")
+    (old_model, old_scaler, _), (new_model, new_scaler, _) = trained
+    same = old_model is new_model or old_scaler is new_scaler
+    demand(not same, "a new job has new objects: make them with fresh() and load their states.")
+    ours, straight = new_scaler.state_dict(), scaler.state_dict()
+    skipped = sum(update.skipped for update in new_scaler.history[-10:])
+    expected = sum(update.skipped for update in scaler.history[-10:])
+    demand(
+        skipped == expected,
+        f"{skipped} steps are skipped after resuming, and {expected} where nothing interrupts.",
+    )
+    demand(ours == straight, f"the scaler ends with {ours}, without interruption with {straight}.")
+    end, goal = (flat(list(m.parameters())) for m in (new_model, model))
+    demand(torch.allclose(end, goal, atol=1e-6), "the weights differ from those of a straight run.")

@@ -4,11 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from amp_lab.checks import WrongAnswer, demand, exercise
 from amp_lab.checks.diagnose import attempt
 from amp_lab.devices import default_device
-from amp_lab.experiments.diagnose import KIND, sure_and_wrong, two_texts
+from amp_lab.experiments.diagnose import KIND, sure_and_wrong, two_texts, words_and_texts
 from amp_lab.experiments.loss_scaling import half_precision
 from amp_lab.grad_scaler import GradScaler
 
@@ -160,3 +161,58 @@ def yes_or_no(answer: Any) -> None:
     loss.backward()
     gradient = 0.0 if model.weight.grad is None else model.weight.grad.item()
     demand(abs(gradient - 3) < 0.1, f"the gradient is {gradient:.4g}; in float32 it is 3.")
+
+
+@exercise(
+    "Which number is it that leaves the range: a gradient, or something made of them?",
+    "The square of 1000 is beyond 65504, the norm infinite, and max_norm / inf is 0.",
+    "Compute the norm in float32; the gradients may stay what they are.",
+    right="a norm is larger than what it is the norm of, and needs the room.",
+)
+def clip(answer: Any) -> None:
+    """A function (gradients, max_norm) -> float16 gradients whose joint norm is at most that."""
+    shapes = ((20, 30), (40,))
+    for size, limit, name in (
+        (4000.0, 1.0, "large"),
+        (2.0**-14, 2.0**-14, "tiny"),
+        (1.0, 1000.0, "small enough"),
+    ):
+        gradients = [(size * normal(*shape)).half() for shape in shapes]
+        exact = torch.cat([g.double().flatten() for g in gradients])
+        expected = exact * min(1.0, limit / exact.norm().item())
+        clipped = attempt(answer, [g.clone() for g in gradients], limit)
+        if not isinstance(clipped, list | tuple) or not all(isinstance(g, Tensor) for g in clipped):
+            raise WrongAnswer("return a list of tensors.")
+        demand([g.shape for g in clipped] == [g.shape for g in gradients], "the shapes differ.")
+        ours = torch.cat([g.double().flatten() for g in clipped])
+        demand(ours.isfinite().all(), f"{name} gradients are not finite after clipping.")
+        demand(ours.any(), f"{name} gradients are zero after clipping.")
+        ratio = (ours.norm() / expected.norm()).item()
+        demand(
+            (ours - expected).norm() < 0.02 * expected.norm(),
+            f"the norm of {name} gradients is {ratio:.3g} times what it should be, or their "
+            "direction has changed.",
+        )
+
+
+@exercise(
+    "Which rows of the matrix never have a gradient, and what acts on them all the same?",
+    "Weight decay shrinks them below 2^-25, and the float16 copy of that is zero.",
+    "Take decay away from what is not used, or see to it that no row becomes so short.",
+    right="what has no gradient is at the mercy of weight decay.",
+)
+def learn(answer: Any) -> None:
+    """A function (words, batches) that trains the matrix of word vectors in place."""
+    words, texts = words_and_texts()
+    start = words.detach().clone()
+    attempt(answer, words, texts)
+    counts, goal = texts[-1]
+    demand(words.isfinite().all(), "the vectors are not finite.")
+    rare = words.detach()[32:].half().float()
+    demand(rare.any(dim=1).all(), "in float16 the vectors of the rare words are zero.")
+    demand(
+        F.cosine_similarity(rare, start[32:]).min() > 0.99,
+        "the vectors of the rare words have lost their direction in float16.",
+    )
+    likeness = F.cosine_similarity(counts @ words.detach(), goal).mean()
+    demand(likeness > 0.85, "the words in use are not learned.")

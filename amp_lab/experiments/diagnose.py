@@ -1,6 +1,6 @@
 """The patients of notebook 10: small models to break, and what it takes to look at them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from amp_lab.autocast import autocast
+from amp_lab.casting import CastMode
 from amp_lab.devices import default_device
 from amp_lab.experiments.loss_scaling import half_precision
 from amp_lab.grad_scaler import GradScaler
@@ -158,3 +159,59 @@ def prices() -> tuple[nn.Linear, torch.optim.Optimizer, GradScaler, Batch]:
     optimizer = torch.optim.SGD(model.parameters(), lr=20.0)
     scaler = GradScaler(KIND, 2.0**10, history_size=1000)
     return model, optimizer, scaler, (inputs.to(default_device()), targets.to(default_device()))
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: GradScaler,
+    batches: Iterable[Batch],
+) -> None:
+    """Train a patient in half precision, with nothing broken."""
+    for batch in batches:
+        optimizer.zero_grad()
+        scaler.scale(loss_in_half(model, batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def normed() -> nn.Module:
+    """Return a network that reads digits with a layer norm behind its first layer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = nn.Flatten(), nn.Linear(64, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 10)
+    return nn.Sequential(*layers).to(default_device())
+
+
+class older_autocast(autocast):
+    """A float16 region whose cache of casts behaves as torch's did up to pull request 165068.
+
+    What is in it serves every later use, whether it was cast with a gradient or without.
+    """
+
+    def __init__(self, cache_enabled: bool = True) -> None:
+        super().__init__(KIND, torch.float16, cache_enabled=cache_enabled, emulate=True)
+
+    def _make_mode(self) -> CastMode | None:
+        mode = super()._make_mode()
+        if mode is not None and mode.cache is not None:
+            cache, cast = mode.cache, mode.to_low
+            mode.to_low = lambda x: cache[id(x)][1] if id(x) in cache else cast(x)  # type: ignore[method-assign]
+        return mode
+
+
+def words_and_texts() -> tuple[nn.Parameter, list[Batch]]:
+    """Return vectors `(40, 8)` of forty words and 300 batches of texts without the last eight.
+
+    A batch is the counts of words `(16, 40)` and the unit vectors `(16, 8)` to learn from them,
+    which are those of another matrix.
+    """
+    generator = torch.Generator().manual_seed(0)
+    start, truth = (torch.randn(40, 8, generator=generator) for _ in range(2))
+    texts = []
+    for _ in range(300):
+        counts = torch.randint(0, 3, (16, 40), generator=generator).float()
+        counts[:, 32:] = 0
+        goal = F.normalize(counts @ truth, dim=-1)
+        texts.append((counts.to(default_device()), goal.to(default_device())))
+    return nn.Parameter(start.to(default_device()) / 8), texts
