@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from amp_lab.autocast import clear_autocast_cache
 from amp_lab.checks import diagnose as loops
+from amp_lab.checks import diagnose_causes as causes
 from amp_lab.checks import diagnose_dtypes as dtypes
 from amp_lab.checks import diagnose_range as ranges
 from amp_lab.experiments.diagnose import KIND, loss_in_half
@@ -598,7 +599,7 @@ RIGHT = [
     ("accumulate", accumulate_sum),
 ]
 WRONG = [
-    ("interrupted", resume_scale_only, "_growth_tracker"),
+    ("interrupted", resume_scale_only, "when it grows"),
     ("interrupted", resume_same_object, "new objects"),
     ("interrupted", resume_nothing, "first ten batches"),
     ("consistency", consistency_goal_with_gradient, "is the goal constant"),
@@ -627,7 +628,7 @@ WRONG = [
     ("clipped_step", clip_not_at_all, "not as in float32"),
     ("two_steps", two_in_one, "one step on both"),
     ("two_steps", two_but_no_last_update, "already called"),
-    ("epoch", epoch_growing, "the schedule"),
+    ("epoch", epoch_growing, "the schedule has not counted"),
     ("epoch", lambda *a: None, "update() was called 0 times"),
     ("standardise", standardise_masked, "not what float32 computes"),
     ("distance_loss", distance_eps_outside, "its gradient is not"),
@@ -654,3 +655,18 @@ def test_every_case_has_two_right_repairs_and_a_wrong_one():
     for name in CHECKS:
         assert sum(case[0] == name for case in RIGHT) >= 2, name
         assert any(case[0] == name for case in WRONG), name
+
+
+def test_diagnosis():
+    for case, (right, look) in causes._CASES.items():
+        for cause in causes.CAUSES:
+            result = causes.diagnosis(cause, case)
+            assert result.passed == (cause in right)
+            assert result.passed or look in result.text
+    assert "one of 'overflow'" in causes.diagnosis("bad luck", 1).text
+    assert "numbered from 1 to 16" in causes.diagnosis("overflow", 17).text
+
+
+def test_every_cause_is_that_of_a_case():
+    assert set(causes.CAUSES) == set.union(*(right for right, _ in causes._CASES.values()))
+    assert list(causes._CASES) == list(range(1, 17))

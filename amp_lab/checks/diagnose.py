@@ -130,10 +130,9 @@ def epoch(answer: Any) -> None:
     demand(count == 16, f"update() was called {count} times for 16 batches.")
     demand_moved(model)
     taken = sum(not update.skipped for update in scaler.history)
-    demand(
-        scheduler.last_epoch == taken,
-        f"the optimizer has taken {taken} steps, the schedule {scheduler.last_epoch}.",
-    )
+    ahead = scheduler.last_epoch - taken
+    demand(ahead <= 0, "the schedule has counted steps that the optimizer has not taken.")
+    demand(ahead == 0, "the optimizer has taken steps that the schedule has not counted.")
 
 
 @exercise(
@@ -155,7 +154,7 @@ def two_models(answer: Any) -> None:
         share = movement(model) / movement(reference)
         demand(
             strayed(model, reference) < 0.02,
-            f"the {name} model moved {share:.2g} times as far as in float32, or elsewhere.",
+            f"the {name} model moved {share:.1f} times as far as in float32, or elsewhere.",
         )
 
 
@@ -184,13 +183,15 @@ def interrupted(answer: Any) -> None:
     (old_model, old_scaler, _), (new_model, new_scaler, _) = trained
     same = old_model is new_model or old_scaler is new_scaler
     demand(not same, "a new job has new objects: make them with fresh() and load their states.")
-    ours, straight = new_scaler.state_dict(), scaler.state_dict()
-    skipped = sum(update.skipped for update in new_scaler.history[-10:])
-    expected = sum(update.skipped for update in scaler.history[-10:])
+    resumed, straight = new_scaler.history[-10:], scaler.history[-10:]
     demand(
-        skipped == expected,
-        f"{skipped} steps are skipped after resuming, and {expected} where nothing interrupts.",
+        resumed[0].scale == straight[0].scale,
+        "the resumed run does not begin with the scale that the first part ended with.",
     )
-    demand(ours == straight, f"the scaler ends with {ours}, without interruption with {straight}.")
+    demand(
+        resumed == straight,
+        "the scale is right at first, but then it changes in other steps than without an "
+        "interruption: what decides when it grows?",
+    )
     end, goal = (flat(list(m.parameters())) for m in (new_model, model))
     demand(torch.allclose(end, goal, atol=1e-6), "the weights differ from those of a straight run.")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from amp_lab.autocast import autocast
 from amp_lab.casting import CastMode
@@ -215,3 +216,23 @@ def words_and_texts() -> tuple[nn.Parameter, list[Batch]]:
         goal = F.normalize(counts @ truth, dim=-1)
         texts.append((counts.to(default_device()), goal.to(default_device())))
     return nn.Parameter(start.to(default_device()) / 8), texts
+
+
+def first_not_finite(function: Callable, *arguments: Any) -> str | None:
+    """Call the function in half precision; name its first operation that returns inf or NaN."""
+    with half_precision(), _Finder() as finder:
+        function(*arguments)
+    return finder.found
+
+
+class _Finder(TorchFunctionMode):
+    found: str | None = None
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: Sequence = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.found is None and isinstance(result, Tensor) and not result.isfinite().all():
+            worst = "NaN" if result.isnan().any() else "inf"
+            self.found = f"{func.__name__.strip('_')} returns {worst} in {str(result.dtype)[6:]}"
+        return result
