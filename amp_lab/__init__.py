@@ -15,6 +15,7 @@ from amp_lab.autocast import (
 from amp_lab.devices import default_device
 from amp_lab.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, FP32, TF32, FloatFormat
 from amp_lab.grad_scaler import GradScaler
+from amp_lab.report import precision_report
 
 __all__ = [
     "BF16",
@@ -32,4 +33,5 @@ __all__ = [
     "default_device",
     "get_autocast_dtype",
     "is_autocast_enabled",
+    "precision_report",
 ]

@@ -1,4 +1,4 @@
-"""Is the scaler necessary? The same task trained in every kind of precision, and what became of it."""
+"""Is the scaler necessary? The same training in every kind of precision, and what became of it."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -101,8 +101,9 @@ def run(
     if mode.scale is not None:
         scaler = GradScaler if own else torch.amp.GradScaler
         # A static scale: it grows after a billion steps, and this factor rounds to no change.
-        fixed = {} if mode.dynamic else {"growth_interval": 10**9, "backoff_factor": 1 - 2.0**-53}
-        options["scaler"] = scaler(device.type, init_scale=mode.scale, **fixed)
+        fixed: Any = {"growth_interval": 10**9, "backoff_factor": 1 - 2.0**-53}
+        behaviour = {} if mode.dynamic else fixed
+        options["scaler"] = scaler(device.type, init_scale=mode.scale, **behaviour)
     if mode.half_weights:
         options["optimizer"] = _keeping_half_weights(task.optimizer)
     before = _loss(task, task.fresh_model(seed, device).to(mode.weights))
