@@ -276,6 +276,10 @@ def rms_replacing_nan(x):
     return broken()["rms_norm"](x).nan_to_num(posinf=0, neginf=0)
 
 
+def half_words(words, batches):
+    words.data = words.data.half()
+
+
 # 9. Binary cross entropy
 
 
@@ -425,6 +429,15 @@ def resume_state(fresh, train, batches):
     start_and_resume(fresh, train, batches, lambda scaler: scaler.state_dict(), load)
 
 
+def resume_with_a_scaler_of_ones_own(fresh, train, batches):
+    def load(_, state):
+        scaler = torch.amp.GradScaler(KIND)
+        scaler.load_state_dict(state)
+        return scaler
+
+    start_and_resume(fresh, train, batches, lambda scaler: scaler.state_dict(), load)
+
+
 def resume_pickled(fresh, train, batches):
     start_and_resume(fresh, train, batches, pickle.dumps, lambda scaler, state: pickle.loads(state))
 
@@ -562,6 +575,7 @@ def learn_clamped(words, batches):
 RIGHT = [
     ("interrupted", resume_state),
     ("interrupted", resume_pickled),
+    ("interrupted", resume_with_a_scaler_of_ones_own),
     ("consistency", consistency_two_regions),
     ("consistency", consistency_no_cache),
     ("consistency", consistency_cleared),
@@ -599,6 +613,8 @@ RIGHT = [
     ("accumulate", accumulate_sum),
 ]
 WRONG = [
+    ("learn", half_words, "float32 matrix"),
+    ("distance_loss", lambda *_: torch.zeros((), requires_grad=True), "depend on the outputs"),
     ("interrupted", resume_scale_only, "when it grows"),
     ("interrupted", resume_same_object, "new objects"),
     ("interrupted", resume_nothing, "first ten batches"),

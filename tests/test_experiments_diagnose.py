@@ -77,6 +77,15 @@ def test_older_autocast_forgets_gradients_after_no_grad_only():
     assert None not in gradients(without_cache, no_grad=True).values()
 
 
+def test_older_autocast_is_torchs_of_before():
+    """Torch 2.6 forgets the same gradients; with the repair there is nothing to compare."""
+    grads = gradients(lambda: torch.autocast(diagnose.KIND, torch.bfloat16), no_grad=True)
+    missing = {name for name, gradient in grads.items() if gradient is None}
+    if not missing:
+        pytest.skip("this torch casts again when a gradient is wanted")
+    assert missing == {"1.weight", "1.bias", "4.weight", "4.bias"}
+
+
 def test_padded_points_can_be_learned_by_a_loss_without_a_root():
     losses = diagnose.fit(*diagnose.padded_points(), F.mse_loss, steps=100)
     assert losses[-1] < losses[0] / 10

@@ -31,8 +31,9 @@ def result(answer: Any, shape: torch.Size, *arguments: Any) -> Tensor:
 def demand_finite_gradient(output: Tensor, *inputs: Tensor) -> None:
     """Refuse an output that cannot be differentiated, or with infinities or NaN on the way back."""
     demand(output.requires_grad, "the output does not depend on the input any more.")
-    gradients = torch.autograd.grad(output.float().square().sum(), inputs, allow_unused=True)
-    for gradient in gradients:
+    attempt(output.float().square().sum().backward)
+    for tensor in inputs:
+        gradient = tensor.grad
         if gradient is None:
             raise WrongAnswer("the output does not depend on all of the inputs any more.")
         demand(gradient.isfinite().all(), "the output is finite, but its gradient is not.")
@@ -83,7 +84,8 @@ def distance_loss(answer: Any) -> None:
         if not isinstance(loss, Tensor) or loss.shape != () or not loss.requires_grad:
             raise WrongAnswer("return the loss as a tensor with one number, made from the outputs.")
         demand(loss.isfinite(), "the loss is not finite.")
-        scaler.scale(loss).backward()
+        attempt(scaler.scale(loss).backward)
+        demand(model.weight.grad is not None, "the loss does not depend on the outputs.")
         scaler.step(optimizer)
         scaler.update()
         demand(
@@ -158,7 +160,7 @@ def yes_or_no(answer: Any) -> None:
         raise WrongAnswer("return the loss as a tensor with one number, made from the outputs.")
     demand(torch.float16 in seen, "the model does not run in half precision any more.")
     demand(abs(loss.item() - 12) < 0.1, f"the loss is {loss.item():.4g}; in float32 it is 12.")
-    loss.backward()
+    attempt(loss.backward)
     gradient = 0.0 if model.weight.grad is None else model.weight.grad.item()
     demand(abs(gradient - 3) < 0.1, f"the gradient is {gradient:.4g}; in float32 it is 3.")
 
@@ -178,13 +180,13 @@ def clip(answer: Any) -> None:
         (1.0, 1000.0, "small enough"),
     ):
         gradients = [(size * normal(*shape)).half() for shape in shapes]
-        exact = torch.cat([g.double().flatten() for g in gradients])
+        exact = torch.cat([g.cpu().double().flatten() for g in gradients])
         expected = exact * min(1.0, limit / exact.norm().item())
         clipped = attempt(answer, [g.clone() for g in gradients], limit)
         if not isinstance(clipped, list | tuple) or not all(isinstance(g, Tensor) for g in clipped):
             raise WrongAnswer("return a list of tensors.")
         demand([g.shape for g in clipped] == [g.shape for g in gradients], "the shapes differ.")
-        ours = torch.cat([g.double().flatten() for g in clipped])
+        ours = torch.cat([g.detach().cpu().double().flatten() for g in clipped])
         demand(ours.isfinite().all(), f"{name} gradients are not finite after clipping.")
         demand(ours.any(), f"{name} gradients are zero after clipping.")
         ratio = (ours.norm() / expected.norm()).item()
@@ -207,6 +209,8 @@ def learn(answer: Any) -> None:
     start = words.detach().clone()
     attempt(answer, words, texts)
     counts, goal = texts[-1]
+    same = words.dtype == start.dtype and words.shape == start.shape
+    demand(same, "the matrix is to stay a float32 matrix of that shape.")
     demand(words.isfinite().all(), "the vectors are not finite.")
     rare = words.detach()[32:].half().float()
     demand(rare.any(dim=1).all(), "in float16 the vectors of the rare words are zero.")
