@@ -71,9 +71,9 @@ def operations(function: Callable, *arguments: Any) -> list[str]:
     return [f"{call.op} -> {str(call.output).removeprefix('torch.')}" for call in region.trace]
 
 
-def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the elements of all tensors in one float32 vector."""
-    return torch.cat([t.detach().float().flatten() for t in tensors])
+def flat(tensors: Sequence[Tensor | None]) -> Tensor:
+    """Return the elements of all tensors in one float32 vector; None, no gradient, is left out."""
+    return torch.cat([t.detach().float().flatten() for t in tensors if t is not None])
 
 
 def movement(model: nn.Module) -> float:
@@ -119,7 +119,7 @@ def fit(
 
 def gradient_norm(model: nn.Module) -> float:
     """Return the Euclidean norm of all gradients of the model."""
-    return flat([p.grad for p in model.parameters() if p.grad is not None]).norm().item()
+    return flat([p.grad for p in model.parameters()]).norm().item()
 
 
 def two_texts() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
