@@ -52,6 +52,13 @@ def demand_moved(model: nn.Module) -> None:
     demand(not torch.equal(start, end), "the weights have not moved.")
 
 
+def output_dtypes(model: nn.Module) -> list[torch.dtype]:
+    """Return a list to which each forward pass of the model will add the dtype of its output."""
+    seen: list[torch.dtype] = []
+    model.register_forward_hook(lambda module, arguments, output: seen.append(output.dtype))
+    return seen
+
+
 @exercise(
     "Who looks for infinities, and has it been called when update() asks for the result?",
     "step() looks at the gradients (and unscale_() does), and both change what they look at.",

@@ -4,12 +4,17 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from amp_lab.autocast import is_autocast_enabled
 from amp_lab.checks import demand, exercise
-from amp_lab.checks.diagnose import attempt, demand_moved, float32_steps, strayed
+from amp_lab.checks.diagnose import (
+    attempt,
+    demand_moved,
+    float32_steps,
+    output_dtypes,
+    strayed,
+)
 from amp_lab.experiments.diagnose import (
     KIND,
     batches,
@@ -31,7 +36,7 @@ def train(answer: Any) -> None:
     """A function (model, optimizer, scaler, batches) that trains in mixed precision."""
     few = batches(5)
     model, optimizer, scaler = patient()
-    seen = _output_dtypes(model)
+    seen = output_dtypes(model)
     attempt(answer, model, optimizer, scaler, few)
     dtypes = {p.dtype for p in model.parameters()}
     demand(dtypes == {torch.float32}, "the weights are in half precision and swallow updates.")
@@ -44,13 +49,6 @@ def train(answer: Any) -> None:
     demand(strayed(model, reference) < 0.02, "the weights are not those of float32.")
 
 
-def _output_dtypes(model: nn.Module) -> list[torch.dtype]:
-    """Return a list to which each forward pass of the model will add the dtype of its output."""
-    seen: list[torch.dtype] = []
-    model.register_forward_hook(lambda module, arguments, output: seen.append(output.dtype))
-    return seen
-
-
 @exercise(
     "Where does the loss run, and in which dtype? What is 500 squared in float16?",
     "In the region autocast runs losses in float32; so the loss belongs into it.",
@@ -61,7 +59,7 @@ def regress(answer: Any) -> None:
     """A function (model, optimizer, scaler, batch) that makes one step on the root mean square."""
     model, optimizer, scaler, batch = prices()
     reference, plain, _, _ = prices()
-    seen = _output_dtypes(model)
+    seen = output_dtypes(model)
     inside = []
     original = torch.autograd.backward
 
@@ -93,7 +91,7 @@ def consistency(answer: Any) -> None:
     """A function (model, inputs, region): a backward pass with the mirrored picture's output."""
     inputs = batches(1)[0][0]
     model, reference = normed(), normed()
-    seen = _output_dtypes(model)
+    seen = output_dtypes(model)
     attempt(answer, model, inputs, older_autocast)
     with torch.no_grad():
         goal = reference(inputs.flip(-1)).softmax(-1)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from amp_lab.checks import WrongAnswer, demand, exercise
-from amp_lab.checks.diagnose import attempt
+from amp_lab.checks.diagnose import attempt, output_dtypes
 from amp_lab.devices import default_device
 from amp_lab.experiments.diagnose import KIND, sure_and_wrong, two_texts, words_and_texts
 from amp_lab.experiments.loss_scaling import half_precision
@@ -153,8 +153,7 @@ def rms_norm(answer: Any) -> None:
 def yes_or_no(answer: Any) -> None:
     """A function (model, inputs, targets) -> binary cross entropy, the model in half precision."""
     model, inputs, targets = sure_and_wrong()
-    seen = []
-    model.register_forward_hook(lambda module, arguments, output: seen.append(output.dtype))
+    seen = output_dtypes(model)
     loss = attempt(answer, model, inputs, targets)
     if not isinstance(loss, Tensor) or loss.shape != () or not loss.requires_grad:
         raise WrongAnswer("return the loss as a tensor with one number, made from the outputs.")
