@@ -1,7 +1,7 @@
 """Is the scaler necessary? The same training in every kind of precision, and what became of it."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -82,15 +82,11 @@ class Result:
         return "falls behind" if progress < 0.95 else "as float32"
 
 
-def run(
-    task: Task, mode: Mode, steps: int, seed: int = 0, *, own: bool = True, progress: bool = False
-) -> Result:
+def run(task: Task, mode: Mode, steps: int, seed: int = 0, *, own: bool = True) -> Result:
     """Train `task` in `mode`.
 
-    Args:
-        own: use this package's `autocast` (emulated, so that the numbers are those of a GPU on
-            every device) and `GradScaler`; False takes torch's.
-        progress: show a bar.
+    With `own`, by this package's `autocast` (emulated, so that the numbers are those of a GPU on
+    every device) and `GradScaler`; without, by torch's.
     """
     device = default_device()
     options: dict[str, Any] = {"weights_dtype": mode.weights, "optimizer": task.optimizer}
@@ -106,30 +102,41 @@ def run(
         options["scaler"] = scaler(device.type, init_scale=mode.scale, **behaviour)
     if mode.half_weights:
         options["optimizer"] = _keeping_half_weights(task.optimizer)
-    before = _loss(task, task.fresh_model(seed, device).to(mode.weights))
-    trained = train(task, steps=steps, seed=seed, progress=progress, **options)
+    before = _loss(task, task.fresh_model(seed, device))
+    trained = train(task, steps=steps, seed=seed, **options)
     return Result(trained.losses, before, _loss(task, trained.model), trained.model)
 
 
 def compare(
-    task: Task, steps: int, modes: Iterable[str] = MODES, seed: int = 0, **options: Any
+    task: Task,
+    steps: int,
+    modes: Iterable[str] = MODES,
+    seed: int = 0,
+    *,
+    own: bool = True,
+    progress: bool = False,
 ) -> dict[str, Result]:
     """Train `task` in each of the modes from the same weights on the same batches.
 
-    float32 comes first even if it is not asked for; `options` go to `run`.
+    float32 comes first even if it is not asked for; `own` is that of `run`; `progress` shows a bar.
     """
-    names = dict.fromkeys(["float32", *modes])
-    return {name: run(task, MODES[name], steps, seed, **options) for name in names}
+    names: Iterable[str] = dict.fromkeys(["float32", *modes])
+    if progress:
+        from tqdm.auto import tqdm
+
+        names = tqdm(names, desc=task.name, leave=False)
+    return {name: run(task, MODES[name], steps, seed, own=own) for name in names}
 
 
 def recheck(
-    task: Task, steps: int, mode: str, seeds: Iterable[int] = range(5), **options: Any
-) -> list[str]:
-    """Return the verdict on `mode` for each seed: other initial weights, another order of data."""
-    verdicts = []
+    task: Task, steps: int, modes: Sequence[str], seeds: Iterable[int] = range(5)
+) -> dict[str, list[str]]:
+    """Return the verdict on each mode for each seed: other initial weights, other batches."""
+    verdicts: dict[str, list[str]] = {mode: [] for mode in modes}
     for seed in seeds:
-        results = compare(task, steps, [mode], seed, **options)
-        verdicts.append(results[mode].verdict(results["float32"]))
+        results = compare(task, steps, modes, seed)
+        for mode in modes:
+            verdicts[mode].append(results[mode].verdict(results["float32"]))
     return verdicts
 
 
