@@ -65,8 +65,8 @@ class ForwardWatch(TorchFunctionMode):
         constants: without repetitions, in the order of the calls.
         outputs: by module, the largest magnitude of its outputs (float32 scalar on its device),
             NaN once one occurs. What several modules return is noted once, for the innermost.
-        in_half: by place, "output of encoder.0" or "input of linear in head", the largest
-            magnitude of what autocast would have in half precision.
+        in_half: by place, "result of conv2d in encoder.0" or "input of linear in head", the
+            largest magnitude of what autocast would have in half precision.
     """
 
     def __init__(self, fmt: FloatFormat) -> None:
@@ -79,7 +79,10 @@ class ForwardWatch(TorchFunctionMode):
         self._policies = op_policy.policies("cuda")  # also on a CPU: its answer is for a GPU
         self._modules: list[str] = []  # those that are running, the innermost last
         self._low: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
-        self._noted: WeakValueDictionary[tuple[int, int], Tensor] = WeakValueDictionary()
+        self._measured: WeakValueDictionary[tuple[int, int], Tensor] = WeakValueDictionary()
+        self._extremes: dict[tuple[int, int], Tensor] = {}
+        self._returned: WeakValueDictionary[tuple[int, int], Tensor] = WeakValueDictionary()
+        self._given: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
     @property
     def constants(self) -> list[Constant]:
@@ -105,13 +108,11 @@ class ForwardWatch(TorchFunctionMode):
         name = self._modules.pop()
         with torch._C.DisableTorchFunction(), torch.no_grad():
             for x in _flat(outputs):
-                if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
-                    version = 0 if x.is_inference() else x._version
-                    if self._noted.get((id(x), version)) is not x:
-                        self._noted[id(x), version] = x
-                        size = _note(self.outputs, name, x)
-                        if self._is_low(x):
-                            _note(self.in_half, f"output of {name}", size)
+                if not (isinstance(x, Tensor) and x.is_floating_point() and x.numel()):
+                    continue
+                if self._returned.get(_key(x)) is not x:
+                    self._returned[_key(x)] = x
+                    self._note(self.outputs, name, x)
 
     def __torch_function__(
         self, func: Callable, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -141,34 +142,40 @@ class ForwardWatch(TorchFunctionMode):
             if not x.numel():
                 continue
             # No gradient: a mask, an input, a constant. Weights and activations are counted anyway.
-            if not x.requires_grad and self._noted.get((id(x), -1)) is not x:
-                self._noted[id(x), -1] = x
-                self._tensors.append((f"tensor given to {place}", _extreme(x), low))
+            if not x.requires_grad and self._given.get(id(x)) is not x:
+                self._given[id(x)] = x
+                self._tensors.append((f"tensor given to {place}", self._extreme(x), low))
             if policy is Policy.LOWER and not self._is_low(x):
-                _note(self.in_half, f"input of {place}", x)
+                self._note(self.in_half, f"input of {place}", x)
         for x in _flat(result):
             if isinstance(x, Tensor) and x.is_floating_point():
-                if low:
-                    self._low[id(x)] = x
-                else:
+                if not low:
                     self._low.pop(id(x), None)  # a result written in place
+                    continue
+                self._low[id(x)] = x
+                if x.numel() and not x._is_view():
+                    self._note(self.in_half, f"result of {place}", x)
+
+    def _note(self, sizes: dict[str, Tensor], name: str, x: Tensor) -> None:
+        size = self._extreme(x).abs().float()
+        sizes[name] = torch.maximum(size, sizes.get(name, size).to(size.device))
+
+    def _extreme(self, x: Tensor) -> Tensor:
+        """Return the element of the largest magnitude, as a scalar tensor; NaN if there is one."""
+        key = _key(x)
+        if self._measured.get(key) is not x:
+            self._measured[key] = x
+            low, high = (x.detach().coalesce().values() if x.is_sparse else x.detach()).aminmax()
+            self._extremes[key] = torch.where(-low > high, low, high)
+        return self._extremes[key]
 
     def _is_low(self, x: Tensor) -> bool:
         return self._low.get(id(x)) is x
 
 
-def _note(sizes: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
-    """Raise `sizes[name]` to the largest magnitude of x, and return that magnitude."""
-    size = _extreme(x).abs().float()
-    sizes[name] = torch.maximum(size, sizes.get(name, size).to(size.device))
-    return size
-
-
-def _extreme(x: Tensor) -> Tensor:
-    """Return the element of the largest magnitude, as a scalar tensor; NaN if there is one."""
-    x = x.detach()
-    low, high = (x.coalesce().values() if x.is_sparse else x).aminmax()
-    return torch.where(-low > high, low, high)
+def _key(x: Tensor) -> tuple[int, int]:
+    """Tell tensors apart, and a tensor from itself before it was written to."""
+    return id(x), 0 if x.is_inference() else x._version
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from amp_lab.formats import FloatFormat
 from amp_lab.forward_watch import Constant, ForwardWatch, constant
-from amp_lab.histograms import Recordings, record_gradients
+from amp_lab.histograms import Histogram, Recordings, record_gradients
 from amp_lab.report_text import PrecisionReport, summarize
 from amp_lab.weight_updates import swallowed
 
@@ -85,6 +85,7 @@ def precision_report(
         in_half={place: size.item() for place, size in watch.in_half.items()},
         constants=[*watch.constants, *_epsilons(optimizer, fmt)],
         updates=updates,
+        weights_flushed=dict(_weights_flushed(model, fmt)),
     )
 
 
@@ -201,6 +202,15 @@ def _first_non_finite(
         *((f"the gradient of {n}", r.max) for n, r in recordings.weight_gradients.items()),
     ]
     return next((what for what, size in candidates if not size.isfinite()), None)
+
+
+def _weights_flushed(model: nn.Module, fmt: FloatFormat) -> Iterator[tuple[str, float]]:
+    """Yield the parameters of which a share becomes zero when they are cast, and this share."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point():
+            outcome = Histogram(parameter.device).add(parameter).outcome(fmt)
+            if outcome.flushed:
+                yield name, outcome.fraction(outcome.flushed)
 
 
 def _epsilons(optimizer: Optimizer | None, fmt: FloatFormat) -> Iterator[Constant]:

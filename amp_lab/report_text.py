@@ -35,10 +35,12 @@ class PrecisionReport:
         activations: by module, the largest magnitude of its outputs.
         activation_gradients, weight_gradients: a `Row` for each module or parameter.
         overflows: places where autocast would have a number beyond the format's largest, with its
-            magnitude.
+            magnitude, in the order of the forward pass.
         constants: numbers in the code that the format does not hold.
         updates: by parameter, how many elements of a weight kept in this format would swallow the
             optimizer's next update, and how many are updated.
+        weights_flushed: by parameter, the share of its non-zero elements that the format rounds to
+            zero; those of which it rounds none are left out.
     """
 
     format: FloatFormat
@@ -53,6 +55,7 @@ class PrecisionReport:
     overflows: dict[str, float]
     constants: list[Constant]
     updates: dict[str, tuple[int, int]]
+    weights_flushed: dict[str, float]
 
     @property
     def verdict(self) -> Verdict:
@@ -115,29 +118,31 @@ def summarize(
     in_half: Mapping[str, float],
     constants: list[Constant],
     updates: dict[str, tuple[int, int]],
+    weights_flushed: dict[str, float],
 ) -> PrecisionReport:
     """Make the report from what was recorded. `in_half` is `ForwardWatch.in_half` in numbers."""
     beside = FP16 if fmt == BF16 else BF16
-    rows, judgements = {}, {}
-    for f in (fmt, beside):
-        outputs = rows_of(recordings.activation_gradients, f)
-        parameters = rows_of(recordings.weight_gradients, f)
-        rows[f] = outputs, parameters
-        too_large = overflows(in_half, f)
-        judgements[f] = judge(outputs, parameters, f, tolerance, first_non_finite, too_large)
+    outputs = rows_of(recordings.activation_gradients, fmt)
+    parameters = rows_of(recordings.weight_gradients, fmt)
+
+    def judged(fmt: FloatFormat) -> Judgement:
+        too_large = overflows(in_half, fmt)
+        return judge(outputs, parameters, fmt, tolerance, first_non_finite, too_large)
+
     return PrecisionReport(
         format=fmt,
         tolerance=tolerance,
-        judgement=judgements[fmt],
-        beside=(beside, judgements[beside]),
+        judgement=judged(fmt),
+        beside=(beside, judged(beside)),
         losses=losses,
         first_non_finite=first_non_finite,
         activations=activations,
-        activation_gradients=rows[fmt][0],
-        weight_gradients=rows[fmt][1],
+        activation_gradients=outputs,
+        weight_gradients=parameters,
         overflows=overflows(in_half, fmt),
         constants=constants,
         updates=updates,
+        weights_flushed=weights_flushed,
     )
 
 
@@ -203,7 +208,7 @@ def _findings(report: PrecisionReport) -> Iterator[str]:
             f"{percent(report.tolerance)} of any gradient's magnitude." + _start(low, high)
         )
     yield sentence(*report.beside)
-    for place, size in sorted(report.overflows.items(), key=lambda item: -item[1])[1:]:
+    for place, size in list(report.overflows.items())[1:]:
         yield f"Another overflow: {place} reaches {size:.3g}."
     near = {n: room for n, room in report.headroom.items() if 0 <= room < 3}
     for name, room in sorted(near.items(), key=lambda item: item[1]):
@@ -211,6 +216,9 @@ def _findings(report: PrecisionReport) -> Iterator[str]:
     for constant in report.constants:
         also = "under autocast too" if constant.under_autocast else "not under autocast"
         yield f"Where the whole model is {fmt.name}, {constant}; {also}."
+    for name, share in report.weights_flushed.items():
+        if share > report.tolerance:
+            yield f"{percent(share)} of {name} is zero in {fmt.name}, under autocast too."
     if report.swallowed is not None:
         yield (
             f"Weights kept in {fmt.name} would swallow {percent(report.swallowed)} of the next "

@@ -73,7 +73,7 @@ def judge(
         reason = f"{first_non_finite} is not finite in float32 already; mend that first"
         return Judgement("not enough", None, reason, (first_non_finite,))
     if too_large:
-        place, size = max(too_large.items(), key=lambda item: item[1])
+        place, size = next(iter(too_large.items()))
         reason = (
             f"{place} reaches {size:.3g}, beyond {fmt.name}'s largest number {fmt.max:.5g}, and a "
             "loss scale does not change the forward pass"
@@ -96,7 +96,7 @@ def judge(
     if window[1] < 0:
         reason = f"the gradients of {ceiling} overflow without a scale below 1"
         return Judgement("needed", window, reason, (ceiling,))
-    lost = {row.name: row.lost for row in activation_gradients if lowest[row.name] > 0}
+    lost = {r.name: lost_share(r.binades, fmt) for r in activation_gradients if lowest[r.name] > 0}
     worst = max(lost, key=lost.__getitem__, default="")
     what = f"{percent(lost[worst])} of the gradient at {worst}" if lost else "weight gradients"
     reason = f"without one, {what} would be flushed to zero"
@@ -141,7 +141,7 @@ def highest_scale(row: Row, fmt: FloatFormat) -> int:
 
 
 def overflows(in_half: Mapping[str, float], fmt: FloatFormat) -> dict[str, float]:
-    """Return the places whose largest magnitude rounds to infinity in fmt."""
+    """Return the places whose largest magnitude rounds to infinity in fmt, in their order."""
     limit = fmt.max + fmt.spacing(fmt.max) / 2
     return {place: size for place, size in in_half.items() if math.isfinite(size) and size >= limit}
 
@@ -153,9 +153,6 @@ def rows_of(recordings: Mapping[str, Recording], fmt: FloatFormat) -> list[Row]:
 
 def _row(name: str, recording: Recording, fmt: FloatFormat) -> Row:
     outcome, binades = recording.histogram.outcome(fmt), recording.histogram.binades()
-    flushed = math.frexp(fmt.smallest_subnormal)[1] - 2
-    sizes = {e: math.ldexp(n, e) for e, n in zip(binades.exponents, binades.counts, strict=True)}
-    whole, lost = sum(sizes.values()), sum(s for e, s in sizes.items() if e < flushed)
     return Row(
         name,
         recording.max.item(),
@@ -163,6 +160,14 @@ def _row(name: str, recording: Recording, fmt: FloatFormat) -> Row:
         outcome.fraction(outcome.flushed),
         outcome.fraction(outcome.subnormal),
         outcome.fraction(outcome.overflowing),
-        lost / whole if whole else 0.0,
+        lost_share(binades, fmt),
         binades,
     )
+
+
+def lost_share(binades: Binades, fmt: FloatFormat) -> float:
+    """Return the share of the sum of magnitudes that fmt flushes to zero at scale 1."""
+    first_kept = math.frexp(fmt.smallest_subnormal)[1] - 2
+    sizes = {e: math.ldexp(n, e) for e, n in zip(binades.exponents, binades.counts, strict=True)}
+    whole, lost = sum(sizes.values()), sum(s for e, s in sizes.items() if e < first_kept)
+    return lost / whole if whole else 0.0

@@ -361,8 +361,11 @@ def test_an_activation_beyond_the_range():
     nn.init.constant_(model[0].bias, 1e5)
     report = precision_report(model, lambda m, b: m(b[0]).mean(), batch())
     assert report.verdict == "not enough"
-    assert "output of 0" in report.overflows
-    assert "output of 1" in report.overflows
+    assert set(report.overflows) == {
+        "input of linear in 0",  # the bias
+        "result of linear in 0",
+        "result of relu in 1",
+    }
     assert report.headroom["0"] < 0
     assert report.beside[1].verdict == "not needed"
 
@@ -397,6 +400,32 @@ def test_values_in_the_last_half_ulp_do_not_overflow():
         nn.init.constant_(model.weight, value)
         report = precision_report(model, lambda m, b: m(b).sum(), torch.ones(1, 1))
         assert bool(report.overflows) is overflows
+
+
+def test_overflow_inside_of_a_module_names_the_operation():
+    """Sums of squares by hand: mul is on no list of autocast, and runs in its inputs' dtype."""
+
+    class Standardise(nn.Module):
+        def forward(self, x):
+            mean = x.mean(-1, keepdim=True)
+            return (x - mean) / ((x * x).mean(-1, keepdim=True) - mean * mean + 1e-5).sqrt()
+
+    model = nn.Sequential(nn.Linear(6, 6), Standardise(), nn.Linear(6, 1))
+    nn.init.constant_(model[0].bias, 300.0)
+    report = precision_report(model, lambda m, b: m(b[0]).mean(), batch())
+    assert report.headroom["1"] > 10
+    assert set(report.overflows) == {"result of mul in 1", "result of mean in 1"}
+    assert report.verdict == "not enough"
+
+
+def test_weights_that_the_format_rounds_to_zero():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 1))
+    with torch.no_grad():
+        model[0].weight[:3] *= 1e-9
+        model[1].bias.zero_()
+    report = precision_report(model, lambda m, b: m(b[0]).mean(), batch())
+    assert report.weights_flushed == {"0.weight": 0.5}
+    assert "50% of 0.weight is zero in FP16" in str(report)
 
 
 def test_first_non_finite():
