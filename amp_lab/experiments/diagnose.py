@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from amp_lab.autocast import autocast
 from amp_lab.casting import CastMode
 from amp_lab.devices import default_device
-from amp_lab.experiments.loss_scaling import half_precision
+from amp_lab.experiments.loss_scaling import Trace, from_history, half_precision
 from amp_lab.grad_scaler import GradScaler
 from amp_lab.tasks import Task, digits
 
@@ -120,6 +120,29 @@ def fit(
 def gradient_norm(model: nn.Module) -> float:
     """Return the Euclidean norm of all gradients of the model."""
     return flat([p.grad for p in model.parameters()]).norm().item()
+
+
+def charts(steps: int = 60) -> dict[str, Trace]:
+    """Return the history of the scale in four runs, by name: one well, three not so well."""
+
+    def of_patient(init_scale: float, growth_interval: int, outlier: int = 0) -> Trace:
+        model, optimizer, scaler = patient(init_scale, growth_interval)
+        data = batches(steps)
+        for i in range(0, steps, outlier) if outlier else ():
+            data[i] = data[i][0] * 1e5, data[i][1]  # as if somebody forgot to divide
+        train(model, optimizer, scaler, data)
+        return from_history(scaler.history)
+
+    model, optimizer, scaler, points = padded_points()
+    fit(
+        model, optimizer, scaler, points, lambda y, t: (y - t).square().sum(-1).sqrt().mean(), steps
+    )
+    return {
+        "a good start": of_patient(2.0**24, 20),
+        "case 2": from_history(scaler.history),
+        "outliers in the data": of_patient(2.0**16, 7, outlier=10),
+        "a start too low": of_patient(2.0, 2000),
+    }
 
 
 def two_texts() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
