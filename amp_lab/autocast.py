@@ -16,8 +16,8 @@ The rules are those of `torch.amp.autocast`, and so are outputs and gradients, b
 - Code that leaves Python is not seen: TorchScript, C++ extensions, a backward pass inside a region.
 - An active mode keeps `nn.TransformerEncoder` and `nn.MultiheadAttention` in eval mode from torch's
   fused fast path. Outputs are equal within rounding.
-- Before its pull request 165068 (it is in torch 2.13, not in 2.6) a weight that torch had cast without
-  grad mode got no gradient later in the region. Here it does.
+- Before its pull request 165068 (in torch 2.13, not yet in 2.6) a weight that torch had cast
+  without grad mode got no gradient later in the region. Here it does.
 - `tensordot` and `linalg.multi_dot` cast inputs of two dtypes, where torch raises an error.
 - Where regions of two dtypes are nested, torch's cache mixes them up. Here each has its own casts.
 - `nn.DataParallel` carries torch's regions into its threads, not these: decorate `forward`.
