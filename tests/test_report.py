@@ -17,6 +17,11 @@ from amp_lab import BF16, FP8_E5M2, FP16, precision_report, tasks
 from amp_lab.experiments import necessity
 
 
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
