@@ -193,7 +193,7 @@ def _tables(report: PrecisionReport) -> Iterator[tuple[str, list[Row]]]:
         ("Gradients of the modules' outputs", report.activation_gradients),
         ("Gradients of the parameters", report.weight_gradients),
     ):
-        title = f"{what} in {report.format.name} at loss scale 1"
+        title = f"{what} in {report.format.name} at loss scale 1 (lost: share of the magnitude)"
         yield title, sorted(rows, key=lambda r: (r.overflowing, r.lost, r.flushed), reverse=True)
 
 
