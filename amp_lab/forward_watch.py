@@ -21,7 +21,8 @@ from amp_lab import op_policy
 from amp_lab.formats import FloatFormat
 from amp_lab.op_policy import Policy
 
-# Functions whose whole numbers are values; elsewhere they are sizes and indices.
+# Functions that put constants into a tensor, which are reported as such. Their whole numbers are
+# values; those of other functions are sizes and indices.
 _FILLS = {"masked_fill", "masked_fill_", "full", "full_like", "fill_", "where", "clamp", "clamp_"}
 
 
@@ -153,7 +154,7 @@ class ForwardWatch(TorchFunctionMode):
                     self._low.pop(id(x), None)  # a result written in place
                     continue
                 self._low[id(x)] = x
-                if x.numel() and not x._is_view():
+                if x.numel() and not x._is_view() and name not in _FILLS:
                     self._note(self.in_half, f"result of {place}", x)
 
     def _note(self, sizes: dict[str, Tensor], name: str, x: Tensor) -> None:

@@ -216,6 +216,7 @@ class Recording:
         x = x.detach()
         if x.is_sparse:  # the gradient of nn.Embedding(sparse=True)
             x = x.coalesce().values()
+        x = torch.view_as_real(x) if x.is_complex() else x
         self.histogram.add(x)
         if x.numel():
             low, high = x.aminmax()  # a norm of order infinity takes ten times as long

@@ -22,7 +22,9 @@ from amp_lab.formats import FloatFormat
 from amp_lab.forward_watch import Constant, ForwardWatch, constant
 from amp_lab.histograms import Histogram, Recordings, record_gradients
 from amp_lab.report_text import PrecisionReport, summarize
-from amp_lab.weight_updates import swallowed
+from amp_lab.weight_updates import Shadow, fresh_adam, shadows_of, swallowed
+
+ShadowMaker = Callable[[nn.Parameter], Shadow | None] | None
 
 
 def precision_report(
@@ -59,16 +61,18 @@ def precision_report(
     """
     fmt = dtype if isinstance(dtype, FloatFormat) else FloatFormat.of(dtype)
     _check(model, batches, tolerance, optimizer, learning_rate)
-    stepper: Any = optimizer
-    if learning_rate is not None:
-        stepper = partial(torch.optim.Adam, lr=learning_rate)
+    shadow_of: ShadowMaker = None
+    if optimizer is not None:
+        shadow_of = shadows_of(optimizer, model)
+    elif learning_rate is not None:
+        shadow_of = fresh_adam(learning_rate)
     updates: dict[str, tuple[int, int]] = {}
     watch = ForwardWatch(fmt)
     losses: list[Tensor] = []
     with _as_it_was(model), record_gradients(model) as recordings:
         for i, batch in enumerate(batches):
             last = i == len(batches) - 1
-            with _giving_up_gradients(model, stepper if last else None, fmt, updates):
+            with _giving_up_gradients(model, shadow_of if last else None, fmt, updates):
                 with watch.watching(model):
                     loss = loss_fn(model, batch)
                 _check_loss(loss)
@@ -140,6 +144,7 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
         stack.enter_context(_random_state())
         stack.enter_context(torch.random.fork_rng(cuda))
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # else nothing can be seen
         for kind in {d.type for d in devices}:
             stack.enter_context(torch.autocast(kind, enabled=False))
         try:
@@ -174,14 +179,16 @@ def _random_state() -> Iterator[None]:
 
 @contextmanager
 def _giving_up_gradients(
-    model: nn.Module, stepper: Any, fmt: FloatFormat, updates: dict[str, tuple[int, int]]
+    model: nn.Module, shadow_of: ShadowMaker, fmt: FloatFormat, updates: dict[str, tuple[int, int]]
 ) -> Iterator[None]:
     """Try the optimizer, if there is one, on each gradient as it arrives, and let it go."""
 
     def arrived(name: str, parameter: nn.Parameter) -> None:
-        if stepper is not None and parameter.grad is not None:
-            updates[name] = swallowed(parameter, parameter.grad, stepper, fmt)
-        parameter.grad = None
+        gradient, parameter.grad = parameter.grad, None
+        if shadow_of is not None and gradient is not None and not parameter.is_complex():
+            shadow = shadow_of(parameter)
+            if shadow is not None:  # the optimizer holds it
+                updates[name] = swallowed(parameter, gradient, shadow, fmt)
 
     with ExitStack() as stack:
         for name, parameter in model.named_parameters():
@@ -194,14 +201,20 @@ def _giving_up_gradients(
 def _first_non_finite(
     outputs: dict[str, Tensor], losses: list[Tensor], recordings: Recordings
 ) -> str | None:
-    """Say where an infinity or NaN appeared first, in the order in which things are computed."""
+    """Say where an infinity or NaN appeared first, in the order in which things are computed.
+
+    None if the loss and all gradients are finite: then an infinity in between was meant, as where
+    scores are masked.
+    """
     candidates = [
         *((f"the output of {name}", size) for name, size in outputs.items()),
         *(("the loss", loss) for loss in losses),
         *((f"the gradient at {n}", r.max) for n, r in recordings.activation_gradients.items()),
         *((f"the gradient of {n}", r.max) for n, r in recordings.weight_gradients.items()),
     ]
-    return next((what for what, size in candidates if not size.isfinite()), None)
+    found = [what for what, size in candidates if not size.isfinite()]
+    harmless = all(what.startswith("the output of") for what in found)
+    return None if harmless else found[0]
 
 
 def _weights_flushed(model: nn.Module, fmt: FloatFormat) -> Iterator[tuple[str, float]]:

@@ -530,6 +530,86 @@ def test_recurrent_and_attention_modules():
     assert "encoder.linear1" in {r.name for r in report.activation_gradients}
 
 
+def test_a_compiled_model():
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    compiled = torch.compile(model, backend="eager")
+    report = precision_report(compiled, loss_of, batch())
+    assert "_orig_mod.0" in report.activations
+    assert report.verdict == "not needed"
+
+
+def test_complex_parameters():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.spectrum = nn.Parameter(torch.randn(6, dtype=torch.complex64))
+            self.out = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.out((x * self.spectrum).abs())
+
+    report = precision_report(Model(), loss_of, batch(), learning_rate=1e-3)
+    assert {r.name for r in report.weight_gradients} == {"spectrum", "out.weight", "out.bias"}
+    assert set(report.updates) == {"out.weight", "out.bias"}
+
+
+def test_masks_of_infinity_between_modules_are_meant():
+    class Scores(nn.Module):
+        def forward(self, x):
+            return x.masked_fill(torch.eye(len(x), x.shape[1]).bool(), -math.inf)
+
+    model = nn.Sequential(nn.Linear(6, 6), Scores(), nn.Softmax(-1))
+    report = precision_report(model, lambda m, b: m(b[0]).pow(2).sum(), batch())
+    assert report.first_non_finite is None
+    assert report.verdict == "not needed"
+    assert report.headroom["1"] == -math.inf
+
+
+def test_an_optimizer_of_a_part_of_the_model():
+    model = net()
+    optimizer = torch.optim.SGD(model[4].parameters(), lr=0.1)
+    report = precision_report(model, loss_of, batch(), optimizer=optimizer)
+    assert set(report.updates) == {"4.weight", "4.bias"}
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-2),
+    "Adam": lambda p: torch.optim.Adam(p, amsgrad=True),
+    "AdamW fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "Adagrad": torch.optim.Adagrad,
+    "Adafactor": torch.optim.Adafactor,
+    "RMSprop": torch.optim.RMSprop,
+    "NAdam": torch.optim.NAdam,
+    "Rprop": torch.optim.Rprop,
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_swallowed_is_what_really_stepping_shows(name, steps):
+    """Two groups, fresh or in mid-training, against the optimizer's own next step."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    groups = [{"params": list(model[i].parameters()), "lr": lr} for i, lr in ((0, 1e-5), (2, 1e-4))]
+    optimizer = OPTIMIZERS[name](groups)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, batch()).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    state = deepcopy(optimizer.state_dict())
+    report = precision_report(model, loss_of, batch(1), batch(), optimizer=optimizer)
+    assert same(optimizer.state_dict(), state)
+    before = [p.detach().clone() for p in model.parameters()]
+    loss_of(model, batch()).backward()
+    optimizer.step()
+    for (parameter, p), old in zip(model.named_parameters(), before, strict=True):
+        update = p.detach().double() - old.double()
+        half = old.half().double()
+        stays = (half + update).half().double() == half
+        wanted = int((stays & (update != 0)).sum()), int((update != 0).sum())
+        assert report.updates[parameter] == wanted
+
+
 # Errors
 
 
@@ -565,6 +645,13 @@ def test_errors_say_what_to_do():
             "no format",
             ValueError,
             lambda: precision_report(model, loss_of, batch(), dtype=torch.int8),
+        ),
+        (
+            "closure",
+            ValueError,
+            lambda: precision_report(
+                model, loss_of, batch(), optimizer=torch.optim.LBFGS(model.parameters())
+            ),
         ),
         (
             "made of this model",
