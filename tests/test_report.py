@@ -664,3 +664,37 @@ def test_errors_say_what_to_do():
         with pytest.raises(kind, match=message):
             call()
     assert all(p.grad is None for p in model.parameters())
+
+
+# How it reads
+
+
+@pytest.mark.parametrize("layers", [0, 1, 60])
+def test_text_html_and_figure_of_any_size(layers):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(6))
+            self.layers = nn.ModuleDict({f"<{i}>": nn.Linear(6, 6) for i in range(layers)})
+
+        def forward(self, x):
+            for layer in self.layers.values():
+                x = x + layer(x)
+            return (x * self.scale).tanh()
+
+    report = precision_report(Scaled(), lambda m, b: m(b[0]).mean(), batch(), learning_rate=1e-3)
+    lines = str(report).splitlines()
+    assert lines[
+        0
+    ] == f"FP16 {'needs a' if report.verdict == 'needed' else 'needs no'} GradScaler: " + (
+        f"{report.judgement.reason}."
+    )
+    assert any("more, with less lost" in line for line in lines) is (layers == 60)
+    page = report._repr_html_()
+    assert "<0>" not in page
+    assert page.count("<details>") == 3
+    assert page.count("&lt;0&gt;.weight") == (layers > 0)
+    picture = report.figure()
+    assert picture._repr_png_().startswith(b"\x89PNG")
+    assert len(picture.axes[0].get_yticks()) == min(layers + 1, 40)
+    assert repr(report) == f"PrecisionReport(FP16: GradScaler {report.verdict})"
