@@ -41,13 +41,15 @@ def main(arguments: list[str] | None = None) -> int:
     report.add_argument("target", metavar="module:function", help="what returns model and batches")
     report.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16")
     report.add_argument("--learning-rate", type=float, help="that of Adam, to try its updates")
-    report.add_argument("--tolerance", type=float, help="share of the magnitude that may be lost")
-    report.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
-    report.add_argument("--html", type=Path, metavar="FILE", help="also write a page there")
-    report.add_argument("--figure", type=Path, metavar="FILE", help="also draw: .png, .svg, .pdf")
+    report.add_argument("--tolerance", type=_share, help="share of the magnitude that may be lost")
+    report.add_argument("--json", type=_writable, metavar="FILE", help="also write the numbers")
+    report.add_argument("--html", type=_writable, metavar="FILE", help="also write a page")
+    report.add_argument("--figure", type=_picture, metavar="FILE", help="also draw a picture")
     options = parser.parse_args(arguments)
     try:
         parts = _parts(_function(options.target)())
+        if options.learning_rate is not None and "optimizer" in parts:
+            raise _UsageError("the function returns an optimizer: leave out --learning-rate")
     except _UsageError as error:
         print(f"python -m amp_lab report: {error}", file=sys.stderr)
         return 2
@@ -72,12 +74,12 @@ class _UsageError(Exception):
 
 def _function(target: str) -> Callable[[], Any]:
     module_name, _, name = target.partition(":")
-    if not name:
+    if not name or not module_name or "/" in target:
         raise _UsageError(f"write module:function, for example train:report_on, got {target!r}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name != module_name.split(".")[0] and error.name != module_name:
+        if not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, and imports something that is not
         raise _UsageError(f"no module {module_name!r} in this folder, and none installed") from None
     function = getattr(module, name, None)
@@ -95,7 +97,30 @@ def _parts(returned: Any) -> dict[str, Any]:
         wrong = [f"{n!r} is missing" for n in sorted(missing)]
         wrong += [f"{n!r} is not known" for n in sorted(map(str, unknown))]
         raise _UsageError(f"in the dict that the function returns {', '.join(wrong)}")
+    if not isinstance(returned["batches"], list | tuple) or not returned["batches"]:
+        raise _UsageError('"batches" is to be a list with at least one batch')
     return dict(returned)
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError("a share lies between 0 and 1")
+    return share
+
+
+def _writable(text: str) -> Path:
+    path = Path(text)
+    if not path.parent.is_dir() or path.is_dir():
+        raise argparse.ArgumentTypeError(f"no file can be written at {text}")
+    return path
+
+
+def _picture(text: str) -> Path:
+    path = _writable(text)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise argparse.ArgumentTypeError("a figure is a .png, .svg or .pdf")
+    return path
 
 
 if __name__ == "__main__":

@@ -32,11 +32,11 @@ def take_apart(caster: Any, func: Callable, args: Sequence, kwargs: dict[str, An
 
 def _open(caster: Any, func: Callable, *args: Any, **kwargs: Any) -> Any:
     with caster:
-        return _opened(func)(*args, **kwargs)
+        return opened(func)(*args, **kwargs)
 
 
 @cache
-def _opened(func: FunctionType) -> FunctionType:
+def opened(func: FunctionType) -> FunctionType:
     """Return a copy of a Python function that does not hand itself over to an active mode.
 
     `torch.nn.functional.normalize` begins by asking `has_torch_function`: is a mode active? Then

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -18,12 +19,24 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from amp_lab import op_policy
+from amp_lab.composites import opened
 from amp_lab.formats import FloatFormat
 from amp_lab.op_policy import Policy
 
-# Functions that put constants into a tensor, which are reported as such. Their whole numbers are
-# values; those of other functions are sizes and indices.
-_FILLS = {"masked_fill", "masked_fill_", "full", "full_like", "fill_", "where", "clamp", "clamp_"}
+# Functions that put constants into a tensor, which are reported as such.
+_FILLS = frozenset(
+    ("__setitem__", "_threshold", "clamp", "clamp_", "clamp_max", "clamp_min", "clip", "fill_",
+     "full", "full_like", "hardtanh", "index_fill", "index_fill_", "masked_fill", "masked_fill_",
+     "nan_to_num", "new_full", "pad", "threshold", "where")
+)  # fmt: skip
+# Scalars of these are not cast: they are used in float32 (or are elements, not constants).
+_EXACT = frozenset(
+    ("__mul__", "__pow__", "__rdiv__", "__rmul__", "__rpow__", "__rtruediv__", "__truediv__",
+     "as_tensor", "div", "div_", "float_power", "mul", "mul_", "pow", "pow_", "tensor",
+     "true_divide")
+)  # fmt: skip
+# Their other arguments are float32 parameters and buffers, and the result has the input's dtype.
+_OF_THE_FIRST = {"batch_norm", "instance_norm", "native_batch_norm"}
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,9 @@ def constant(
     return Constant(place, float(value), rounded, under_autocast)
 
 
+Key = tuple[int, int]
+
+
 class ForwardWatch(TorchFunctionMode):
     """Collects constants, and the largest magnitudes of tensors that would be half precision.
 
@@ -68,6 +84,8 @@ class ForwardWatch(TorchFunctionMode):
             NaN once one occurs. What several modules return is noted once, for the innermost.
         in_half: by place, "result of conv2d in encoder.0" or "input of linear in head", the
             largest magnitude of what autocast would have in half precision.
+        half_modules, half_parameters: names of those whose gradients autocast would have in half
+            precision, because they are in it or are cast to it.
     """
 
     def __init__(self, fmt: FloatFormat) -> None:
@@ -75,25 +93,37 @@ class ForwardWatch(TorchFunctionMode):
         self.fmt = fmt
         self.outputs: dict[str, Tensor] = {}
         self.in_half: dict[str, Tensor] = {}
+        self.half_modules: set[str] = set()
+        self.half_parameters: set[str] = set()
         self._constants: dict[Constant, None] = {}
         self._tensors: list[tuple[str, Tensor, bool]] = []  # read at the end: reading waits
         self._policies = op_policy.policies("cuda")  # also on a CPU: its answer is for a GPU
         self._modules: list[str] = []  # those that are running, the innermost last
+        self._parameters: dict[int, str] = {}
         self._low: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
-        self._measured: WeakValueDictionary[tuple[int, int], Tensor] = WeakValueDictionary()
-        self._extremes: dict[tuple[int, int], Tensor] = {}
-        self._returned: WeakValueDictionary[tuple[int, int], Tensor] = WeakValueDictionary()
+        self._measured: WeakValueDictionary[Key, Tensor] = WeakValueDictionary()
+        self._extremes: dict[Key, Tensor] = {}
+        self._returned: WeakValueDictionary[Key, Tensor] = WeakValueDictionary()
+        self._named: WeakValueDictionary[Key, Tensor] = WeakValueDictionary()
+        self._names: dict[Key, str] = {}  # of the module that returned it, or what it is a view of
         self._given: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
     @property
     def constants(self) -> list[Constant]:
-        found = [constant(place, x.item(), self.fmt, low) for place, x, low in self._tensors]
-        return list(self._constants | dict.fromkeys(c for c in found if c is not None))
+        found = self._constants.copy()
+        seen = {c.value for c in found}
+        for place, x, low in self._tensors:
+            c = constant(place, x.item(), self.fmt, low)
+            if c is not None and c.value not in seen:  # one tensor is given on and on
+                seen.add(c.value)
+                found[c] = None
+        return list(found)
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Watch while the block runs; afterwards the hooks on the model are gone."""
         root = type(model).__name__
+        self._parameters = {id(p): name for name, p in model.named_parameters()}
         with ExitStack() as stack:
             for name, module in model.named_modules():
                 enter = module.register_forward_pre_hook(
@@ -109,53 +139,83 @@ class ForwardWatch(TorchFunctionMode):
         name = self._modules.pop()
         with torch._C.DisableTorchFunction(), torch.no_grad():
             for x in _flat(outputs):
-                if not (isinstance(x, Tensor) and x.is_floating_point() and x.numel()):
-                    continue
-                if self._returned.get(_key(x)) is not x:
+                if _is_counted(x) and self._returned.get(_key(x)) is not x:
                     self._returned[_key(x)] = x
+                    self._name(x, name)
                     self._note(self.outputs, name, x)
+                    if self._is_low(x):
+                        self.half_modules.add(name)
 
     def __torch_function__(
         self, func: Callable, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        kwargs, policy = kwargs or {}, self._policies.get(func)
+        if policy is Policy.PARTS and isinstance(func, FunctionType):
+            with self:  # which is off while it is at work
+                return opened(func)(*args, **kwargs)
         result = func(*args, **kwargs)
-        given = list(_flat([args, tuple(kwargs.values())]))
         name = getattr(func, "__name__", "")
         if name != "__get__":  # reading an attribute such as Tensor.shape
             with torch.no_grad():
-                self._look(name, self._policies.get(func), given, result)
+                self._look(name, policy, args, kwargs, result)
         return result
 
-    def _look(self, name: str, policy: Policy | None, given: list[Any], result: Any) -> None:
+    def _look(
+        self, name: str, policy: Policy | None, args: Any, kwargs: dict[str, Any], result: Any
+    ) -> None:
         place = f"{name} in {self._modules[-1]}" if self._modules else name
-        tensors = [x for x in given if isinstance(x, Tensor) and x.is_floating_point()]
+        tensors = [x for x in _flat([args, kwargs]) if _is_counted(x)]
         arrays = [x for x in tensors if x.dim()]  # scalars do not decide on a dtype
+        if name in _OF_THE_FIRST or _is_in_place(name):
+            arrays = arrays[:1]
         low = policy is Policy.LOWER or (
             policy in (None, Policy.WIDEST) and bool(arrays) and all(map(self._is_low, arrays))
         )
-        for value in given:
-            if isinstance(value, float) or (name in _FILLS and type(value) is int):
-                found = constant(place, value, self.fmt, low)
-                if found is not None:
-                    self._constants[found] = None
-        for x in tensors:
-            if not x.numel():
-                continue
-            # No gradient: a mask, an input, a constant. Weights and activations are counted anyway.
-            if not x.requires_grad and self._given.get(id(x)) is not x:
-                self._given[id(x)] = x
-                self._tensors.append((f"tensor given to {place}", self._extreme(x), low))
-            if policy is Policy.LOWER and not self._is_low(x):
-                self._note(self.in_half, f"input of {place}", x)
+        for value in _scalars(name, args, kwargs):
+            found = constant(place, value, self.fmt, low)
+            if found is not None:
+                self._constants[found] = None
+        for i, x in enumerate(tensors):
+            self._look_at(x, name, place, low)
+            is_mask = name == "scaled_dot_product_attention" and i > 2
+            if policy is Policy.LOWER and not is_mask:
+                self._cast(x, place)
         for x in _flat(result):
-            if isinstance(x, Tensor) and x.is_floating_point():
-                if not low:
-                    self._low.pop(id(x), None)  # a result written in place
-                    continue
-                self._low[id(x)] = x
-                if x.numel() and not x._is_view() and name not in _FILLS:
+            if _is_counted(x):
+                self._result(x, low, tensors[0] if tensors else None)
+                # A view has the numbers of what it is a view of, if that was seen.
+                computed = policy is Policy.LOWER or not x._is_view()
+                if low and computed and name not in _FILLS:
                     self._note(self.in_half, f"result of {place}", x)
+
+    def _look_at(self, x: Tensor, name: str, place: str, low: bool) -> None:
+        """Note a mask, an input, a constant; weights and activations are counted anyway."""
+        root = x._base if x._base is not None else x
+        if not x.requires_grad and self._given.get(id(root)) is not root:
+            self._given[id(root)] = root
+            self._tensors.append((f"tensor given to {place}", self._extreme(x), low))
+
+    def _cast(self, x: Tensor, place: str) -> None:
+        """Note what an operation takes that computes in half precision."""
+        if id(x) in self._parameters:
+            self.half_parameters.add(self._parameters[id(x)])
+        if self._named.get(_key(x)) is x:
+            self.half_modules.add(self._names[_key(x)])
+        if not self._is_low(x):
+            self._note(self.in_half, f"input of {place}", x)
+
+    def _result(self, x: Tensor, low: bool, first: Tensor | None) -> None:
+        """Keep track of a result, `first` being the first tensor that the function was given."""
+        if x._is_view() and first is not None and self._named.get(_key(first)) is first:
+            self._name(x, self._names[_key(first)])
+        if low:
+            self._low[id(x)] = x
+        else:
+            self._low.pop(id(x), None)  # a result written in place
+
+    def _name(self, x: Tensor, name: str) -> None:
+        self._named[_key(x)] = x
+        self._names[_key(x)] = name
 
     def _note(self, sizes: dict[str, Tensor], name: str, x: Tensor) -> None:
         size = self._extreme(x).abs().float()
@@ -174,9 +234,31 @@ class ForwardWatch(TorchFunctionMode):
         return self._low.get(id(x)) is x
 
 
-def _key(x: Tensor) -> tuple[int, int]:
+def _key(x: Tensor) -> Key:
     """Tell tensors apart, and a tensor from itself before it was written to."""
     return id(x), 0 if x.is_inference() else x._version
+
+
+def _is_counted(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point() and x.numel() > 0
+
+
+def _is_in_place(name: str) -> bool:
+    """Tell whether the function writes into its first argument, whose dtype then stays."""
+    written = name.endswith("_") and not name.endswith("__")
+    return written or name in ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__")
+
+
+def _scalars(name: str, args: Any, kwargs: dict[str, Any]) -> Iterator[float]:
+    """Yield the numbers in a call that a tensor's dtype has to hold."""
+    if name in _EXACT:
+        return
+    if name == "__setitem__":
+        args = args[2:]  # what is before is an index
+    yield from (value for value in _flat([args, kwargs]) if isinstance(value, float))
+    if name in _FILLS:  # elsewhere, and before the last, whole numbers are sizes and indices
+        named = [kwargs.get(key) for key in ("value", "fill_value", "min", "max")]
+        yield from (value for value in [*args[-1:], *named] if type(value) is int)
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -27,12 +27,13 @@ BINS = 64  # columns for the bins of one binade, of which 47 are used
 
 @dataclass(frozen=True)
 class Binades:
-    """Counts by binade: `counts[i]` magnitudes lie in [2^exponents[i], 2^(exponents[i] + 1))."""
+    """Of `counts[i]` magnitudes in [2^e, 2^(e + 1)), e = exponents[i], `powers[i]` are just 2^e."""
 
     zero: int
     subnormal: int  # of float32, below 2^-126; those of float16 lie in the binades below 2^-14
     exponents: list[int]
     counts: list[int]
+    powers: list[int]
     inf: int
     nan: int
 
@@ -114,8 +115,7 @@ class Histogram:
         """Return the counts by binade, from the smallest to the largest that occur."""
         table = self.counts.cpu()
         exact = table[:, _POWER_OF_TWO]
-        rest = table.sum(dim=1) - exact
-        normal = (exact + rest)[1:255]
+        rest, normal = table.sum(dim=1) - exact, table.sum(dim=1)[1:255]
         occupied = normal.nonzero().flatten().tolist() or [0, -1]
         first, last = occupied[0], occupied[-1] + 1
         return Binades(
@@ -123,6 +123,7 @@ class Histogram:
             subnormal=int(rest[0]),
             exponents=list(range(first - 126, last - 126)),
             counts=normal[first:last].tolist(),
+            powers=exact[1:255][first:last].tolist(),
             inf=int(exact[255]),
             nan=int(rest[255]),
         )
@@ -214,8 +215,7 @@ class Recording:
     def add(self, x: Tensor) -> None:
         """Count one tensor."""
         x = x.detach()
-        if x.is_sparse:  # the gradient of nn.Embedding(sparse=True)
-            x = x.coalesce().values()
+        x = x.coalesce().values() if x.is_sparse else x  # the gradient of a sparse nn.Embedding
         x = torch.view_as_real(x) if x.is_complex() else x
         self.histogram.add(x)
         if x.numel():

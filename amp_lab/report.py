@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from amp_lab.formats import FloatFormat
+from amp_lab.formats import FP32, FloatFormat
 from amp_lab.forward_watch import Constant, ForwardWatch, constant
 from amp_lab.histograms import Histogram, Recordings, record_gradients
 from amp_lab.report_text import PrecisionReport, summarize
@@ -39,8 +39,12 @@ def precision_report(
     """Run `loss_fn(model, batch).backward()` in float32 for each batch, and report on `dtype`.
 
     Parameters, gradients, buffers, random state, training mode and hooks are afterwards as they
-    were, also when an error is raised. Kept are histograms and sums; the gradient of each parameter
-    is given up as soon as it is counted.
+    were, also when an error is raised. Kept are a copy of the parameters, histograms and sums; the
+    gradient of each parameter is given up as soon as it is counted.
+
+    Judged are the gradients at the outputs of modules and of parameters; what a `forward` computes
+    in between is looked at for overflow only. Other modules that loss_fn uses, such as a teacher,
+    are used as in training, and changed by it.
 
     Args:
         model: in float32, on any device or several.
@@ -56,10 +60,14 @@ def precision_report(
 
     Raises:
         ValueError: no batches, a tolerance outside of (0, 1), both an optimizer and a learning
-            rate, parameters that are not float32, or a loss that is no scalar with a gradient.
-        TypeError: a data loader instead of batches.
+            rate, parameters that are not float32, none that requires a gradient, a loss that is no
+            scalar with a gradient, or a dtype with a larger range than float32.
+        TypeError: a data loader instead of batches, or a model that is not written in Python.
+        RuntimeError: called in inference mode.
     """
     fmt = dtype if isinstance(dtype, FloatFormat) else FloatFormat.of(dtype)
+    if fmt.max_exponent > FP32.max_exponent:
+        raise ValueError(f"{fmt.name} reaches beyond float32, in which the report computes")
     _check(model, batches, tolerance, optimizer, learning_rate)
     shadow_of: ShadowMaker = None
     if optimizer is not None:
@@ -87,6 +95,7 @@ def precision_report(
         first_non_finite=_first_non_finite(watch.outputs, losses, recordings),
         activations={name: size.item() for name, size in watch.outputs.items()},
         in_half={place: size.item() for place, size in watch.in_half.items()},
+        half=watch.half_modules | watch.half_parameters,
         constants=[*watch.constants, *_epsilons(optimizer, fmt)],
         updates=updates,
         weights_flushed=dict(_weights_flushed(model, fmt)),
@@ -100,6 +109,12 @@ def _check(
     optimizer: Optimizer | None,
     learning_rate: float | None,
 ) -> None:
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(f"the model is to be an nn.Module in Python, got a {type(model).__name__}")
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("in inference mode there are no gradients: call it outside")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("no parameter of the model requires a gradient")
     if not batches:
         raise ValueError("pass at least one batch: precision_report(model, loss_fn, batch)")
     for batch in batches:
@@ -126,6 +141,8 @@ def _check_loss(loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f"loss_fn(model, batch) is to return a scalar tensor, got {what}")
+    if loss.is_complex():
+        raise ValueError("the loss is complex: return a real one, for example its abs()")
     if not loss.requires_grad:
         raise ValueError("the loss depends on no parameter that requires a gradient")
 
@@ -134,11 +151,15 @@ def _check_loss(loss: Any) -> None:
 def _as_it_was(model: nn.Module) -> Iterator[None]:
     """Restore, after the block, all that running a model changes; compute in float32 inside."""
     modules = list(model.modules())
-    training = [m.training for m in modules]
-    buffers = [dict(m._buffers) for m in modules]
-    copies = [(b, b.detach().clone()) for b in model.buffers()]
-    gradients = [(p, p.grad) for p in model.parameters()]
-    devices = {t.device for t in chain(model.parameters(), model.buffers())}
+    held = [(m, m.training, dict(m._buffers), set(m._non_persistent_buffers_set)) for m in modules]
+    parameters = list(model.parameters())
+    gradients = [(p, p.grad, p.requires_grad) for p in parameters]
+    # Parameters, too: nn.Embedding(max_norm=...) writes into its weight when it is used.
+    copies = [(t, t.detach().clone()) for t in (*parameters, *model.buffers())]
+    # A user's hook that steps as soon as a gradient is there would train the model.
+    hooks = [h for p in parameters if (h := p._post_accumulate_grad_hooks)]
+    stepping = [(h, dict(h)) for h in hooks]
+    devices = {t.device for t, _ in copies}
     cuda = [d.index for d in devices if d.type == "cuda"]
     with ExitStack() as stack:
         stack.enter_context(_random_state())
@@ -148,19 +169,32 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
         for kind in {d.type for d in devices}:
             stack.enter_context(torch.autocast(kind, enabled=False))
         try:
-            for p, _ in gradients:
+            for p in parameters:
                 p.grad = None
+            for h in hooks:
+                h.clear()
             yield
         finally:
-            for module, mode, held in zip(modules, training, buffers, strict=True):
+            for p, gradient, requires_grad in gradients:
+                p.requires_grad_(requires_grad)
+                p.grad = gradient
+            for h, before in stepping:
+                h.update(before)
+            for module, mode, buffers, non_persistent in held:
                 module.training = mode
                 module._buffers.clear()
-                module._buffers.update(held)
-            with torch.no_grad():
-                for buffer, copy in copies:
-                    buffer.copy_(copy)
-            for p, gradient in gradients:
-                p.grad = gradient
+                module._buffers.update(buffers)
+                module._non_persistent_buffers_set = non_persistent
+            for t, copy in copies:
+                if not torch.equal(t, copy):
+                    _write_back(t, copy)
+
+
+def _write_back(t: Tensor, copy: Tensor) -> None:
+    with torch.inference_mode(t.is_inference()), torch.no_grad():  # in this order: it sets both
+        if t.shape != copy.shape:
+            t.resize_(copy.shape)
+        t.copy_(copy)
 
 
 @contextmanager

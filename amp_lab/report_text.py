@@ -1,7 +1,7 @@
 """`PrecisionReport`: what was found, and how it reads as text and as HTML in a notebook."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
@@ -116,14 +116,19 @@ def summarize(
     first_non_finite: str | None,
     activations: dict[str, float],
     in_half: Mapping[str, float],
+    half: Collection[str],
     constants: list[Constant],
     updates: dict[str, tuple[int, int]],
     weights_flushed: dict[str, float],
 ) -> PrecisionReport:
-    """Make the report from what was recorded. `in_half` is `ForwardWatch.in_half` in numbers."""
+    """Make the report from what was recorded.
+
+    `in_half` is `ForwardWatch.in_half` in numbers, `half` the names of the modules and parameters
+    whose gradients are in half precision.
+    """
     beside = FP16 if fmt == BF16 else BF16
-    outputs = rows_of(recordings.activation_gradients, fmt)
-    parameters = rows_of(recordings.weight_gradients, fmt)
+    outputs = rows_of(recordings.activation_gradients, fmt, half)
+    parameters = rows_of(recordings.weight_gradients, fmt, half)
 
     def judged(fmt: FloatFormat) -> Judgement:
         too_large = overflows(in_half, fmt)
@@ -179,12 +184,12 @@ def _html(report: PrecisionReport) -> str:
     return f"<div class='amp-lab-report'>{''.join(parts)}</div>"
 
 
-_COLUMNS = ("lost", "flushed", "subnormal", "overflow", "largest")
+_COLUMNS = ("lost", "flushed", "subnormal", "overflow", "largest", "autocast")
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     shares = (row.lost, row.flushed, row.subnormal, row.overflowing)
-    return (*map(percent, shares), f"{row.largest:.2g}")
+    return (*map(percent, shares), f"{row.largest:.2g}", "half" if row.half else "float32")
 
 
 def _tables(report: PrecisionReport) -> Iterator[tuple[str, list[Row]]]:
@@ -194,7 +199,11 @@ def _tables(report: PrecisionReport) -> Iterator[tuple[str, list[Row]]]:
         ("Gradients of the parameters", report.weight_gradients),
     ):
         title = f"{what} in {report.format.name} at loss scale 1 (lost: share of the magnitude)"
-        yield title, sorted(rows, key=lambda r: (r.overflowing, r.lost, r.flushed), reverse=True)
+        yield title, sorted(rows, key=_badness, reverse=True)
+
+
+def _badness(row: Row) -> tuple[float, ...]:
+    return row.half, row.overflowing, row.lost, row.flushed
 
 
 def _findings(report: PrecisionReport) -> Iterator[str]:
@@ -215,6 +224,8 @@ def _findings(report: PrecisionReport) -> Iterator[str]:
         yield f"Little headroom: the output of {name} overflows when it grows {2**room:.2g} times."
     for constant in report.constants:
         also = "under autocast too" if constant.under_autocast else "not under autocast"
+        if constant.under_autocast and constant.becomes:
+            also += " (some functions raise an error instead)"
         yield f"Where the whole model is {fmt.name}, {constant}; {also}."
     for name, share in report.weights_flushed.items():
         if share > report.tolerance:

@@ -7,7 +7,8 @@ tenth and more of the magnitude was gone.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +23,7 @@ LARGEST_SCALE = 127  # 2^127: the scale itself is a float32 number
 class Row:
     """The gradients of one module's outputs, or of one parameter.
 
+    `half` tells whether autocast has them in half precision; others are not judged.
     `flushed`, `subnormal` and `overflowing` are shares (0 to 1) of the numbers that are not zero,
     in the report's format at loss scale 1; `lost` is the flushed share of the sum of magnitudes.
     """
@@ -33,6 +35,7 @@ class Row:
     subnormal: float
     overflowing: float
     lost: float
+    half: bool
     binades: Binades
 
 
@@ -79,11 +82,14 @@ def judge(
             "loss scale does not change the forward pass"
         )
         return Judgement("not enough", None, reason, tuple(too_large))
+    activation_gradients = [row for row in activation_gradients if row.half]
+    weight_gradients = [row for row in weight_gradients if row.half]
     lowest = {row.name: lowest_scale([row], fmt, tolerance) for row in activation_gradients}
     lowest["all weight gradients"] = lowest_scale(weight_gradients, fmt, tolerance)
     highest = {r.name: highest_scale(r, fmt) for r in (*activation_gradients, *weight_gradients)}
-    floor, ceiling = max(lowest, key=lowest.__getitem__), min(highest, key=highest.__getitem__)
-    window = (lowest[floor], highest[ceiling])
+    floor = max(lowest, key=lowest.__getitem__)
+    ceiling = min(highest, key=highest.__getitem__, default="")
+    window = (lowest[floor], highest.get(ceiling, LARGEST_SCALE))
     if window[0] > window[1]:
         reason = (
             f"the gradients of {floor} need a loss scale of 2^{window[0]} or more, those of "
@@ -117,18 +123,36 @@ def lowest_scale(rows: Iterable[Row], fmt: FloatFormat, tolerance: float) -> int
 
     The sums are those of binades, each number taken as 1.5 times its power of two.
     """
-    sums: dict[int, float] = {}
+    sums: defaultdict[int, float] = defaultdict(float)
     for row in rows:
-        for exponent, count in zip(row.binades.exponents, row.binades.counts, strict=True):
-            sums[exponent] = sums.get(exponent, 0.0) + math.ldexp(count, exponent)
+        for exponent, size in _sums(row.binades).items():
+            sums[exponent] += size
     allowed = tolerance * sum(sums.values())
-    flushed = math.frexp(fmt.smallest_subnormal)[1] - 2  # the binades below this one vanish
     below = 0.0
     for exponent in sorted(sums):
         below += sums[exponent]
         if below > allowed:
-            return max(flushed - exponent, -LARGEST_SCALE + 1)
+            return max(_first_kept(fmt) - exponent, -LARGEST_SCALE + 1)
     return -LARGEST_SCALE + 1
+
+
+def _sums(binades: Binades) -> dict[int, float]:
+    """Return the sum of magnitudes that are flushed together, by the power of two below them.
+
+    2^e itself is half way between zero and the smallest number when what is above it is kept, and
+    goes to zero, which is even. So it counts with the binade below.
+    """
+    # float32's subnormal numbers take part as if each were 2^-127.
+    sums = defaultdict(float, {-127: math.ldexp(binades.subnormal, -127)})
+    for e, count, power in zip(binades.exponents, binades.counts, binades.powers, strict=True):
+        sums[e] += math.ldexp(1.5 * (count - power), e)
+        sums[e - 1] += math.ldexp(power, e)
+    return sums
+
+
+def _first_kept(fmt: FloatFormat) -> int:
+    """Return e such that all above 2^e is kept at scale 1, and what is not above is flushed."""
+    return math.frexp(fmt.smallest_subnormal)[1] - 2
 
 
 def highest_scale(row: Row, fmt: FloatFormat) -> int:
@@ -146,12 +170,14 @@ def overflows(in_half: Mapping[str, float], fmt: FloatFormat) -> dict[str, float
     return {place: size for place, size in in_half.items() if math.isfinite(size) and size >= limit}
 
 
-def rows_of(recordings: Mapping[str, Recording], fmt: FloatFormat) -> list[Row]:
-    """Return a row for each recording."""
-    return [_row(name, recording, fmt) for name, recording in recordings.items()]
+def rows_of(
+    recordings: Mapping[str, Recording], fmt: FloatFormat, half: Collection[str]
+) -> list[Row]:
+    """Return a row for each recording; `half` are the names of those in half precision."""
+    return [_row(name, recording, fmt, name in half) for name, recording in recordings.items()]
 
 
-def _row(name: str, recording: Recording, fmt: FloatFormat) -> Row:
+def _row(name: str, recording: Recording, fmt: FloatFormat, half: bool) -> Row:
     outcome, binades = recording.histogram.outcome(fmt), recording.histogram.binades()
     return Row(
         name,
@@ -161,13 +187,13 @@ def _row(name: str, recording: Recording, fmt: FloatFormat) -> Row:
         outcome.fraction(outcome.subnormal),
         outcome.fraction(outcome.overflowing),
         lost_share(binades, fmt),
+        half,
         binades,
     )
 
 
 def lost_share(binades: Binades, fmt: FloatFormat) -> float:
     """Return the share of the sum of magnitudes that fmt flushes to zero at scale 1."""
-    first_kept = math.frexp(fmt.smallest_subnormal)[1] - 2
-    sizes = {e: math.ldexp(n, e) for e, n in zip(binades.exponents, binades.counts, strict=True)}
-    whole, lost = sum(sizes.values()), sum(s for e, s in sizes.items() if e < first_kept)
-    return lost / whole if whole else 0.0
+    sums = _sums(binades)
+    whole = sum(sums.values())
+    return sum(s for e, s in sums.items() if e < _first_kept(fmt)) / whole if whole else 0.0

@@ -36,6 +36,13 @@ def incomplete():
     parts["data"] = parts.pop("batches")
     return parts
 
+def optimizing():
+    parts = report_on()
+    return {**parts, "optimizer": torch.optim.SGD(parts["model"].parameters(), lr=1.0)}
+
+def no_batches():
+    return {**report_on(), "batches": []}
+
 missing_import = "not a function"
 """
 
@@ -76,6 +83,10 @@ def test_options_and_files(folder, tmp_path, capsys):
     ("target", "says"),
     [
         ("{}", "module:function"),
+        (":f", "module:function"),
+        ("./{}.py:report_on", "module:function"),
+        ("{}:no_batches", "at least one batch"),
+        ("{}.b.c:f", "no module"),
         ("no_such_module:f", "no module 'no_such_module'"),
         ("{}:nothing", "no function 'nothing'"),
         ("{}:missing_import", "no function"),
@@ -86,6 +97,29 @@ def test_options_and_files(folder, tmp_path, capsys):
 def test_what_cannot_be_used_is_said_in_a_sentence(folder, capsys, target, says):
     assert main(["report", target.format(folder)]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_two_learning_rates(folder, capsys):
+    assert main(["report", f"{folder}:optimizing", "--learning-rate", "1"]) == 2
+    assert "leave out --learning-rate" in capsys.readouterr().err
+    assert main(["report", f"{folder}:optimizing"]) == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--tolerance", "2"],
+        ["--tolerance", "nan"],
+        ["--json", "no_such_folder/r.json"],
+        ["--figure", "r.exe"],
+        ["--dtype", "float64"],
+    ],
+)
+def test_bad_options_are_refused_before_anything_runs(folder, options, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", "broken:f", *options])
+    assert stopped.value.code == 2
+    assert options[0] in capsys.readouterr().err
 
 
 def test_an_error_in_the_users_module_keeps_its_traceback(folder):

@@ -433,6 +433,153 @@ def test_weights_that_the_format_rounds_to_zero():
     assert "50% of 0.weight is zero in FP16" in str(report)
 
 
+def test_what_is_made_of_other_operations_is_seen_through():
+    class Products(nn.Module):
+        def __init__(self, how):
+            super().__init__()
+            self.linear, self.how = nn.Linear(6, 6), how
+
+        def forward(self, x):
+            y = self.linear(x) * 300
+            return self.how(y) * 1e-6
+
+    for how in (lambda y: y @ y.T, lambda y: torch.einsum("ik,jk->ij", y, y)):
+        report = precision_report(Products(how), lambda m, b: m(b[0] * 10).mean(), batch())
+        assert report.verdict == "not enough"
+        assert any(place.startswith("result of") for place in report.overflows)
+
+
+def test_attention_is_seen_through():
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    with torch.no_grad():
+        attention.in_proj_weight *= 300
+    x = torch.randn(2, 5, 8) * 300
+    report = precision_report(attention, lambda m, b: m(b, b, b)[0].mean(), x)
+    assert "result of linear in MultiheadAttention" in report.overflows
+
+
+def test_batch_norm_keeps_half_precision():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+        def forward(self, x):
+            out = self.norm(self.conv(x)) * 300
+            return (out * out).mean((1, 2, 3)) * 1e-6
+
+    report = precision_report(Residual(), lambda m, b: m(b).mean(), torch.randn(2, 3, 8, 8))
+    assert list(report.overflows) == ["result of mul in Residual", "result of mean in Residual"]
+
+
+def test_gradients_that_stay_in_float32_are_not_judged():
+    """A model that returns its loss: the gradient of the loss is 1, whatever it is scaled by."""
+
+    class WithLoss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.log_variance = nn.Linear(6, 6), nn.Parameter(torch.zeros(()))
+
+        def forward(self, x):
+            error = F.mse_loss(self.linear(x) * 1e-5, torch.full_like(x, 1e-5))
+            return error * (-self.log_variance).exp() + self.log_variance
+
+    report = precision_report(WithLoss(), lambda m, b: m(b[0]), batch())
+    halves = {r.name for r in (*report.activation_gradients, *report.weight_gradients) if r.half}
+    assert halves == {"linear", "linear.weight", "linear.bias"}
+    assert report.verdict == "needed"
+    assert report.judgement.window[1] > 20
+
+
+def test_a_power_of_two_on_the_edge_is_flushed():
+    def gradient(value):
+        model = nn.Linear(2, 1, bias=False)
+        return precision_report(model, lambda m, b: m(b).sum() * value, torch.ones(1, 2))
+
+    edge = gradient(2.0**-25)
+    assert edge.verdict == "needed"
+    assert edge.judgement.window[0] == 1
+    [row] = edge.activation_gradients
+    assert (row.flushed, row.lost) == (1.0, 1.0)
+    assert gradient(2.0**-25 * 1.001).judgement.window[0] == 0
+    assert gradient(2.0**-140).verdict == "needed"  # a subnormal number of float32
+
+
+def test_a_mask_given_to_attention_is_meant():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Linear(6, 6)
+
+        def forward(self, x):
+            y = self.project(x)[None]
+            mask = torch.full((len(x), len(x)), -1e9).triu(1)
+            return F.scaled_dot_product_attention(y, y, y, attn_mask=mask)
+
+    report = precision_report(Attention(), lambda m, b: m(b[0]).pow(2).mean(), batch())
+    assert report.overflows == {}
+    assert [c.value for c in report.constants] == [-1e9]
+
+
+def test_whole_numbers_written_into_a_tensor():
+    def loss(m, b):
+        scores = m(b[0]) + 0
+        scores[b[0] > 0] = -(10**9)
+        return scores.softmax(-1)[:, 0].mean()
+
+    report = precision_report(nn.Linear(6, 6), loss, batch())
+    assert [(c.value, c.under_autocast) for c in report.constants] == [(-1e9, True)]
+
+
+def test_factors_and_divisors_are_no_constants():
+    def loss(m, b):
+        return (m(b[0]) / 1e6 * 1e6).mean() * 1e-9 + 1.0 / (500000.0 ** m(b[0])).mean()
+
+    assert precision_report(nn.Linear(6, 6), loss, batch()).constants == []
+
+
+@pytest.mark.parametrize("kind", ["expanded", "inference", "resized", "max_norm", "clipped"])
+def test_whatever_the_model_writes_is_undone(kind):
+    class Writing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(9, 6, max_norm=1.0 if kind == "max_norm" else None)
+            self.out = nn.Linear(6, 3)
+            with torch.inference_mode(kind == "inference"):
+                buffer = torch.zeros(1)
+            self.register_buffer("seen", buffer.expand(3) if kind == "expanded" else buffer)
+
+        def forward(self, x):
+            if kind == "resized":
+                self.seen.resize_(5).fill_(1.0)
+            if kind == "clipped":
+                with torch.no_grad():
+                    self.out.weight.clamp_(-0.01, 0.01)
+            self.out.bias.requires_grad_(False)
+            return self.out(self.embed(x))
+
+    model = Writing()
+    model.out.weight.grad = torch.ones(3, 6)
+    before = snapshot(model)
+    tokens = torch.arange(9)
+    precision_report(model, lambda m, b: m(b).mean(), tokens)
+    assert same(snapshot(model), before)
+    assert model.out.bias.requires_grad
+
+
+def test_an_optimizer_in_the_backward_pass_does_not_train():
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    before = snapshot(model)
+    report = precision_report(model, loss_of, batch(), optimizer=optimizer)
+    assert same(snapshot(model), before)
+    assert "weight" in report.updates
+    loss_of(model, batch()).backward()
+    assert not torch.equal(model.weight, before[0]["weight"])
+
+
 def test_first_non_finite():
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 1))
     nn.init.constant_(model[1].bias, math.inf)
@@ -641,6 +788,18 @@ def test_errors_say_what_to_do():
             lambda: precision_report(model, lambda m, b: torch.tensor(1.0), batch()),
         ),
         ("once", ValueError, lambda: precision_report(nn.LazyLinear(3), loss_of, batch())),
+        ("nn.Module", TypeError, lambda: precision_report(loss_of, loss_of, batch())),
+        (
+            "beyond",
+            ValueError,
+            lambda: precision_report(model, loss_of, batch(), dtype=torch.float64),
+        ),
+        (
+            "complex",
+            ValueError,
+            lambda: precision_report(model, lambda m, b: m(b[0]).sum() * 1j, batch()),
+        ),
+        ("no parameter", ValueError, lambda: precision_report(nn.ReLU(), loss_of, batch())),
         (
             "no format",
             ValueError,
@@ -694,6 +853,9 @@ def test_text_html_and_figure_of_any_size(layers):
     assert "<0>" not in page
     assert page.count("<details>") == 3
     assert page.count("&lt;0&gt;.weight") == (layers > 0)
+    model = nn.ModuleDict({"a" * 99: nn.Linear(6, 1), "$x_{$": nn.Linear(6, 1)})
+    named = precision_report(model, lambda m, b: sum(x(b[0]).sum() for x in m.values()), batch())
+    assert named.figure()._repr_png_()
     picture = report.figure()
     assert picture._repr_png_().startswith(b"\x89PNG")
     assert len(picture.axes[0].get_yticks()) == min(layers + 1, 40)

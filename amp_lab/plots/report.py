@@ -31,7 +31,7 @@ def figure(report: PrecisionReport) -> Picture:
     for line, row in zip(shares, rows, strict=False):
         for exponent, count in zip(row.binades.exponents, row.binades.counts, strict=True):
             line[min(max(exponent, low), high - 1) - low] += count / max(row.nonzero, 1)
-    names = [row.name for row in rows]
+    names = [_label(row.name) for row in rows]
     longest = max(map(len, names), default=0)
     picture = new_figure(8, 1.6 + 0.25 * len(shares))
     [axes] = axes_of(picture, left=0.4 + 0.085 * longest, top=0.75)
@@ -56,3 +56,8 @@ def figure(report: PrecisionReport) -> Picture:
     )
     axes.set_title(f"{fmt.name}, GradScaler {report.verdict} ({scales})", pad=22)
     return picture
+
+
+def _label(name: str) -> str:
+    """Shorten a module's path from the left; a dollar sign would begin a formula."""
+    return (name if len(name) <= 40 else f"…{name[-39:]}").replace("$", r"\$")
