@@ -18,6 +18,8 @@ The rules are those of `torch.amp.autocast`, and so are outputs and gradients, b
   fused fast path. Outputs are equal within rounding.
 - Before its pull request 165068 (in torch 2.13, not yet in 2.6) a weight that torch had cast
   without grad mode got no gradient later in the region. Here it does.
+- Under `torch.vmap` a biased `linear` is one operation, and so lower precision; to torch it is two.
+- Regions that end in another order than they began (in generators) leave nothing switched on.
 - `tensordot` and `linalg.multi_dot` cast inputs of two dtypes, where torch raises an error.
 - Where regions of two dtypes are nested, torch's cache mixes them up. Here each has its own casts.
 - `nn.DataParallel` carries torch's regions into its threads, not these: decorate `forward`.
@@ -32,6 +34,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.overrides import _pop_mode, _push_mode
 
 from amp_lab import torch_hooks
 from amp_lab.casting import NATIVE, Cache, CastMode, TracingMode
@@ -50,11 +53,11 @@ class _State(threading.local):
     """What this thread's regions have set."""
 
     def __init__(self) -> None:
-        self.regions: dict[str, autocast] = {}  # by device type, the innermost
+        self.regions: dict[str, Any] = {}  # by device type, the innermost
         self.modes: dict[str, CastMode | None] = {}  # theirs, None if not enabled
         self.cache_enabled = True
         self.cache: Cache = {}
-        self.outer: list[tuple] = []  # what each entered region has to put back
+        self.entered: list[tuple[autocast, CastMode | None]] = []
 
 
 _state = _State()
@@ -117,14 +120,8 @@ class autocast:
         self._tracer = Tracer() if trace else None
 
     def __enter__(self) -> "autocast":
-        device_type = self.device_type
-        region, mode = _state.regions.get(device_type), _state.modes.get(device_type)
-        _state.outer.append((region, mode, _state.cache_enabled))
-        if mode is not None:
-            mode.active = False
-        _state.regions[device_type] = self
-        _state.modes[device_type] = self._make_mode()
-        _state.cache_enabled = self.cache_enabled
+        _state.entered.append((self, self._make_mode()))
+        self._settle()
         return self
 
     def _make_mode(self) -> CastMode | None:
@@ -141,19 +138,32 @@ class autocast:
         return mode
 
     def __exit__(self, *error: Any) -> Literal[False]:
-        device_type = self.device_type
-        mode = _state.modes[device_type]
+        mine = [i for i, (region, _) in enumerate(_state.entered) if region is self]
+        if not mine:
+            raise RuntimeError("this region was not entered in this thread")
+        is_innermost = mine[-1] == len(_state.entered) - 1
+        _, mode = _state.entered.pop(mine[-1])
         if mode is not None:
-            mode.__exit__(*error)
+            if is_innermost:
+                mode.__exit__(*error)
+            else:  # regions in generators may end in any order
+                _take_off(mode)
             if self._tracer is not None:
                 self._tracer.stop()
-        _state.regions[device_type], outer_mode, _state.cache_enabled = _state.outer.pop()
-        _state.modes[device_type] = outer_mode
-        if outer_mode is not None:
-            outer_mode.active = True
-        if not _state.outer:
+        self._settle()
+        if not _state.entered:
             clear_autocast_cache()
         return False
+
+    def _settle(self) -> None:
+        """Let the innermost region for the device type take effect."""
+        entered = [e for e in _state.entered if e[0].device_type == self.device_type]
+        region, mode = entered[-1] if entered else (None, None)
+        _state.regions[self.device_type], _state.modes[self.device_type] = region, mode
+        for _, other in entered:
+            if other is not None:
+                other.active = other is mode
+        _state.cache_enabled = _state.entered[-1][0].cache_enabled if _state.entered else True
 
     def __call__(self, func: Callable) -> Callable:
         """Return `func` to run in this region each time."""
@@ -176,6 +186,13 @@ class autocast:
         if self._tracer is None:
             raise RuntimeError("this region keeps no trace: make it with autocast(..., trace=True)")
         return self._tracer.calls
+
+
+def _take_off(mode: CastMode) -> None:
+    """Take a mode off torch's stack from below others."""
+    above = list(iter(_pop_mode, mode))
+    for other in reversed(above):
+        _push_mode(other)
 
 
 def is_autocast_enabled(device_type: str) -> bool:

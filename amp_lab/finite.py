@@ -28,9 +28,9 @@ def scale_and_check_(gradients: Sequence[Tensor], factor: Tensor | None) -> Tens
     """
     device = gradients[0].device
     if device.type == "cpu":
-        # A factor of at most 1 makes no finite number infinite, and none can make an infinite one
-        # finite: then the order does not matter, and looking at what was just written is faster.
-        multiply_first = factor is not None and factor.item() <= 1
+        # A factor of magnitude 1 or less makes no finite number infinite, and none can make an
+        # infinite one finite: the order does not matter, and what was just written is in the cache.
+        multiply_first = factor is not None and abs(factor.item()) <= 1
         found = False
         for block in _blocks(gradients):
             if factor is not None and multiply_first:

@@ -16,7 +16,8 @@ section 3.2; NVIDIA, "Train With Mixed Precision", "Choosing A Scaling Factor").
 
 Methods, errors and `state_dict` are those of torch's class (torch 2.13), so that either loads the
 other's checkpoint. Left out is the `grad_scaler=` argument of `optimizer.step`, deprecated since
-torch 1.13. What torch's class lacks is keyword-only and off by default.
+torch 1.13, and torch's private methods, for subclasses to override. `update` also takes an int and
+a tensor of any shape with one element. What torch's class lacks is keyword-only and off by default.
 """
 
 import warnings
@@ -43,11 +44,13 @@ class GradScaler(ScalerState):
         backoff_factor: and by this (< 1) when there was one.
         growth_interval: see growth_factor.
         enabled: False makes every method pass its argument on.
-        min_scale: the scale does not fall below it; the first time it would, a warning says so.
+        min_scale: backoff does not lower the scale below it; the first time it would, a warning
+            says so. A lower scale that is loaded or given to `update` stands until then.
             Against the spiral in which a falling scale flushes gradients to zero, that makes NaN,
             and the NaN lowers the scale further (PyTorch's issue 40497).
         process_group: ranks that skip a step together, for sharded gradients: a
-            `torch.distributed` group over which what was found is reduced.
+            `torch.distributed` group over which what was found is reduced. A copy of the scaler,
+            or what is unpickled, has none.
         history_size: how many updates `history` keeps.
 
     Raises:
@@ -122,6 +125,8 @@ class GradScaler(ScalerState):
                         gradient = parameter.grad = gradient.coalesce()
                     gradient = gradient._values()
                 together[gradient.device, gradient.dtype].append(gradient)
+        if any(dtype.is_complex for _, dtype in together):
+            raise NotImplementedError("complex gradients: torch's scaler takes none either")
         if factor is not None and any(dtype == torch.float16 for _, dtype in together):
             raise ValueError(
                 "there are float16 gradients to unscale: keep the model in float32 and "
@@ -256,11 +261,11 @@ class GradScaler(ScalerState):
         scale.copy_(torch.where(found, lowered, kept))
         tracker.copy_(torch.where(found | grows, 0, successful))
         if self._min_scale is not None:
-            self._keep_above(self._min_scale, scale)
+            self._keep_above(self._min_scale, scale, found)
 
-    def _keep_above(self, floor: float, scale: Tensor) -> None:
-        below = scale < floor
-        scale.clamp_(min=floor)
+    def _keep_above(self, floor: float, scale: Tensor, found: Tensor) -> None:
+        below = found & (scale < floor)
+        scale.copy_(torch.where(below, floor, scale))
         # Reading `below` makes the host wait, so it is read until the one warning is given.
         if not self._floor_was_reported and bool(below):
             self._floor_was_reported = True

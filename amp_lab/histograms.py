@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from amp_lab.formats import FloatFormat
 
 BLOCK = 2**20  # elements counted at a time: the intermediate integers stay in the cache
+_COUNTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BINS = 64  # columns for the bins of one binade, of which 47 are used
 
 
@@ -77,7 +78,7 @@ class Histogram:
         """
         if x.device != self.counts.device:
             raise ValueError(f"the histogram is on {self.counts.device}, the tensor on {x.device}")
-        for block in x.detach().reshape(-1).split(BLOCK):
+        for block in x.detach().resolve_neg().reshape(-1).split(BLOCK):
             bits = _float32_bits(block)
             if x.device.type != "cpu":  # where bincount would make the host wait
                 bins = _bins(bits).long()
@@ -108,7 +109,7 @@ class Histogram:
     def __add__(self, other: "Histogram") -> "Histogram":
         """Return the histogram of both data together, on the device of the first."""
         both = Histogram(self.counts.device, detail=self.detail and other.detail)
-        both.counts = self.counts + other.counts.to(self.counts.device)
+        both.counts += self.counts + other.counts.to(self.counts.device)
         return both
 
     def binades(self) -> Binades:
@@ -153,7 +154,7 @@ def _float32_bits(x: Tensor) -> Tensor:
     """Return bit patterns (int32) of float32 numbers that lie in the same bins as x."""
     if x.dtype == torch.float64:
         return _narrowed(x.view(torch.int64))
-    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    if x.dtype not in _COUNTED:
         raise TypeError(f"a histogram takes floating-point tensors of 16 to 64 bits, got {x.dtype}")
     return x.float().view(torch.int32)
 
@@ -214,9 +215,8 @@ class Recording:
 
     def add(self, x: Tensor) -> None:
         """Count one tensor."""
-        x = x.detach()
-        x = x.coalesce().values() if x.is_sparse else x  # the gradient of a sparse nn.Embedding
-        x = torch.view_as_real(x) if x.is_complex() else x
+        x = (x.coalesce().values() if x.is_sparse else x).detach()  # sparse: of an nn.Embedding
+        x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
         self.histogram.add(x)
         if x.numel():
             low, high = x.aminmax()  # a norm of order infinity takes ten times as long
@@ -251,7 +251,7 @@ def record_gradients(model: nn.Module, *, activations: bool = False) -> Iterator
     (`nn.ReLU(inplace=True)` after a 3-d `nn.Linear`).
     """
     recordings = Recordings()
-    active = True
+    active, known = True, {id(module) for module in model.modules()}
     seen: WeakValueDictionary[tuple[int, int], Tensor] = WeakValueDictionary()
     handles = [model.register_forward_pre_hook(lambda *_: seen.clear())]
 
@@ -260,7 +260,9 @@ def record_gradients(model: nn.Module, *, activations: bool = False) -> Iterator
             with torch._C.DisableTorchFunction():  # not for autocast or another mode to see
                 store.setdefault(name, Recording(x.device)).add(x)
 
-    def record_output(name: str, _module: nn.Module, _inputs: object, output: object) -> None:
+    def record_output(name: str, module: nn.Module, _inputs: object, output: object) -> None:
+        if not active or id(module) not in known:  # a copy that was made in the block
+            return
         for x in _floating_tensors(output):
             version = 0 if x.is_inference() else x._version  # in-place modules return their input
             if seen.get((id(x), version)) is x:
@@ -289,12 +291,10 @@ def record_gradients(model: nn.Module, *, activations: bool = False) -> Iterator
 
 
 def _floating_tensors(output: object) -> Iterator[Tensor]:
-    """Yield the floating-point tensors in a module's output, through tuples, lists and dicts."""
+    """Yield what can be counted in a module's output, through tuples, lists and dicts."""
     if isinstance(output, Tensor):
-        if output.is_floating_point():
+        if output.dtype in _COUNTED and output.layout is torch.strided:
             yield output
-    elif isinstance(output, Mapping):
-        yield from _floating_tensors(tuple(output.values()))
-    elif isinstance(output, tuple | list):
-        for part in output:
+    elif isinstance(output, Mapping | tuple | list):
+        for part in output.values() if isinstance(output, Mapping) else output:
             yield from _floating_tensors(part)

@@ -183,7 +183,11 @@ class Flipbook(anywidget.AnyWidget):
     def _draw_if_needed(self, change: Any) -> None:
         page = self._page(change["new"])
         if not self._pages[page]:
-            self._pages[page], self._sentences[page] = self._drawn(change["new"])
+            try:
+                self._pages[page], self._sentences[page] = self._drawn(change["new"])
+            except RuntimeError:
+                self._position = change["old"]  # whose page is there
+                raise
         if self._on_demand:
             self._late = {"page": page, "png": self._pages[page], "sentence": self._sentences[page]}
 

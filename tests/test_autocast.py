@@ -678,3 +678,36 @@ def test_function_transforms():
         with kind("cpu"):
             results.append(torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(w, x))
     assert torch.equal(*results)
+
+
+# Regions in generators
+
+
+def test_regions_that_end_in_another_order_than_they_began():
+    def region(*args: Any, **kwargs: Any) -> Any:
+        with autocast(*args, **kwargs):
+            yield
+
+    def product() -> torch.dtype:
+        return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+
+    first, second = region("cpu", torch.float16), region("cpu", torch.bfloat16)
+    off = region("cpu", enabled=False)
+    for generator in (first, second, off):
+        next(generator)
+    first.close()
+    assert product() == torch.float32
+    off.close()
+    assert product() == torch.bfloat16
+    assert is_autocast_enabled("cpu")
+    with autocast("cpu", enabled=False):
+        assert product() == torch.float32
+    second.close()
+    assert product() == torch.float32
+    assert not is_autocast_enabled("cpu")
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_a_region_that_was_not_entered_is_not_left():
+    with pytest.raises(RuntimeError, match="not entered"):
+        autocast("cpu").__exit__(None, None, None)

@@ -625,6 +625,40 @@ def test_min_scale_stops_the_fall_and_warns_once():
     assert warning.filename == __file__
 
 
+def test_min_scale_is_for_backoff_only():
+    scaler = started(GradScaler, init_scale=64.0, min_scale=16.0)
+    scaler.update(1.0)
+    scaler.step(optimizer_of(1.0))
+    scaler.update()
+    assert scaler.get_scale() == 1.0
+    scaler.step(optimizer_of(NAN))
+    with pytest.warns(UserWarning, match="min_scale"):
+        scaler.update()
+    assert scaler.get_scale() == 16.0
+
+
+def test_a_negative_scale_below_1_overflows_where_torchs_does():
+    results = []
+    for kind in (GradScaler, torch.amp.GradScaler):
+        scaler = started(kind, init_scale=-1e-30)
+        optimizer = optimizer_of(1e10)
+        scaler.step(optimizer)
+        scaler.update()
+        [weight] = optimizer.param_groups[0]["params"]
+        results.append((weight.item(), scaler.get_scale()))
+    assert results[0] == results[1]
+
+
+def test_complex_gradients_are_refused_and_left_alone():
+    parameter = nn.Parameter(torch.ones(1, dtype=torch.complex64))
+    parameter.grad = torch.ones_like(parameter)
+    for kind in (GradScaler, torch.amp.GradScaler):
+        scaler = started(kind)
+        with pytest.raises(NotImplementedError):
+            scaler.step(torch.optim.SGD([parameter], lr=0.1))
+        assert parameter.grad == 1
+
+
 @pytest.mark.parametrize("wrong", [0.0, -1.0, 1e6, NAN])
 def test_a_wrong_min_scale(wrong):
     with pytest.raises(ValueError, match="min_scale"):

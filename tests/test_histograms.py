@@ -1,5 +1,6 @@
 """amp_lab.histograms against counting one by one, and against really scaling and casting."""
 
+import copy
 import math
 from collections import Counter
 
@@ -502,3 +503,38 @@ def test_scaled_half_precision_gradients_in_training_loop(model, batch):
         assert predicted == scaled.weight_gradients[name].histogram.outcome(FP16)
         gradient = dict(model.named_parameters())[name].grad
         assert predicted.flushed == ((gradient != 0) & (gradient.half() == 0)).sum()
+
+
+def test_conjugate_and_negative_views_are_counted():
+    model = nn.ParameterDict({"p": nn.Parameter(torch.ones(2, dtype=torch.complex64))})
+    with record_gradients(model) as recordings:
+        (model["p"].conj() * torch.tensor([1 + 1j, 2])).real.sum().backward()
+    assert recordings.weight_gradients["p"].max == 2
+    assert Histogram().add(torch.tensor([1 + 2j]).conj().imag).binades().counts == [1]
+
+
+def test_outputs_that_cannot_be_counted_are_left_out():
+    class Odd(nn.Module):
+        def forward(self, x):
+            return x.detach().to(torch.float8_e4m3fn), x.detach().to_sparse(), x * 2
+
+    model = Odd()
+    with record_gradients(model, activations=True) as recordings:
+        model(torch.ones(2, 2))
+    assert recordings.activations["Odd"].calls == 1
+
+
+def test_a_copy_made_while_recording_is_not_recorded():
+    model = nn.Sequential(nn.Linear(2, 2))
+    with record_gradients(model) as recordings:
+        copied = copy.deepcopy(model)
+        copied(torch.ones(1, 2)).sum().backward()
+        model(torch.ones(1, 2)).sum().backward()
+    assert recordings.activation_gradients["0"].calls == 1
+    assert recordings.weight_gradients["0.weight"].calls == 1
+
+
+def test_a_sum_made_in_inference_mode_can_be_added_to():
+    with torch.inference_mode():
+        both = Histogram() + Histogram()
+    assert both.add(torch.ones(1)).binades().counts == [1]

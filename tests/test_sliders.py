@@ -118,6 +118,22 @@ def test_on_demand_draws_a_page_when_it_is_asked_for():
     assert len(calls) == 2
 
 
+def test_a_page_that_cannot_be_drawn_is_not_shown():
+    def draw(height):
+        if height == 2:
+            raise ValueError("no such bar")
+        return f"The bar is {height} high."
+
+    view = Flipbook(Figure(), draw, Slider("height", [1, 2, 3]), on_demand=True)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no such bar"):
+            view.value = 2
+        assert view.value == 1
+        assert view.text == "The bar is 1 high."
+    view.value = 3
+    assert view.text == "The bar is 3 high."
+
+
 def test_front_ends_without_widgets_get_picture_and_sentence():
     view, _ = make(Slider("height", [2, 4]))
     data, metadata = view._repr_mimebundle_()

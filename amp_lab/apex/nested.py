@@ -13,8 +13,8 @@ LOW_PRECISION = (torch.float16, torch.bfloat16)
 def map_tensors(value: Any, function: Callable) -> Any:
     """Return `value` with `function` applied to each tensor in it.
 
-    Tensors are found inside lists, tuples, sets and mappings. What else has a `.to` method, such as
-    a batch class of your own, is handed to `function` as well. Everything else stays as it is.
+    Tensors are found inside lists, tuples, sets and mutable mappings. What else has a `.to` method,
+    such as a batch class of your own, is handed to `function` as well. All else stays as it is.
     """
     if isinstance(value, Tensor) or (hasattr(value, "to") and not isinstance(value, nn.Module)):
         return function(value)
