@@ -91,7 +91,9 @@ def _function(target: str) -> Callable[[], Any]:
 def _parts(returned: Any) -> dict[str, Any]:
     known = {"model", "loss_fn", "batches", "optimizer", "learning_rate"}
     if not isinstance(returned, dict):
-        raise _UsageError(f"the function is to return a dict, got {type(returned).__name__}")
+        raise _UsageError(
+            f"the function is to return a dict, got a {type(returned).__name__}: see --help"
+        )
     missing, unknown = {"model", "loss_fn", "batches"} - set(returned), set(returned) - known
     if missing or unknown:
         wrong = [f"{n!r} is missing" for n in sorted(missing)]

@@ -87,6 +87,10 @@ def precision_report(
                 losses.append(loss.detach())
                 loss.backward()
             del loss
+    if not recordings.weight_gradients:
+        raise ValueError(
+            "the loss depends on no parameter of the model: does loss_fn use the model it is given?"
+        )
     return summarize(
         recordings,
         fmt,

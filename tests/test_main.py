@@ -90,7 +90,7 @@ def test_options_and_files(folder, tmp_path, capsys):
         ("no_such_module:f", "no module 'no_such_module'"),
         ("{}:nothing", "no function 'nothing'"),
         ("{}:missing_import", "no function"),
-        ("{}:no_dict", "a dict, got Sequential"),
+        ("{}:no_dict", "a dict, got a Sequential"),
         ("{}:incomplete", "'batches' is missing, 'data' is not known"),
     ],
 )

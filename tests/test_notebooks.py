@@ -91,6 +91,19 @@ def test_has_the_parts_of_a_lesson(name):
 
 
 @each_notebook
+def test_only_the_title_is_a_heading_of_the_first_level(name):
+    title, *others = [
+        c.source for c in nbformat.read(FOLDER / name, 4).cells if c.cell_type == "markdown"
+    ]
+    assert title.startswith("# ")
+    for source in others:
+        code = False
+        for line in source.splitlines():
+            code = code != line.startswith("```")
+            assert code or not line.startswith("# "), line
+
+
+@each_notebook
 def test_every_picture_has_a_sentence(name):
     """It is the picture's alternative text: its own `text/plain`, or printed after it."""
     for cell in code_cells(name):

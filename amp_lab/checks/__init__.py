@@ -25,6 +25,19 @@ class NotAnswered(Exception):
     """There is no answer yet."""
 
 
+class Hint(str):
+    """A hint, of which the next one can be asked: `_.hint()` in a notebook, again and again."""
+
+    result: "Result"
+
+    def hint(self) -> "Hint":
+        """Return the next hint."""
+        return self.result.hint()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 @dataclass
 class Result:
     """What a check says of an answer."""
@@ -34,10 +47,12 @@ class Result:
     hints: tuple[str, ...] = field(repr=False)
     shown: int = field(default=0, init=False, repr=False)
 
-    def hint(self) -> str:
+    def hint(self) -> "Hint":
         """Return the next hint; when there are no more, the last one again."""
         self.shown = min(self.shown + 1, len(self.hints))
-        return f"Hint {self.shown} of {len(self.hints)}: {self.hints[self.shown - 1]}"
+        hint = Hint(f"Hint {self.shown} of {len(self.hints)}: {self.hints[self.shown - 1]}")
+        hint.result = self
+        return hint
 
     def __repr__(self) -> str:
         return self.text

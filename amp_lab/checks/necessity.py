@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from amp_lab.checks import WrongAnswer, call, demand, exercise, number
+from amp_lab.checks import NotAnswered, WrongAnswer, call, demand, exercise, number
 from amp_lab.formats import FP16
 from amp_lab.report_text import PrecisionReport
 
@@ -22,6 +22,8 @@ def remedies(answer: Any) -> None:
     """Four names, one for each of the runs described."""
     if not isinstance(answer, list | tuple) or len(answer) != 4:
         raise WrongAnswer("the answer is a list of four names.")
+    if any(name is ... for name in answer):
+        raise NotAnswered
     said = [str(name) for name in answer]
     unknown = [name for name in said if name not in REMEDIES]
     demand(not unknown, f"{', '.join(unknown)} is none of {', '.join(REMEDIES)}.")

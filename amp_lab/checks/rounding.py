@@ -11,7 +11,10 @@ from amp_lab.formats import FP16
 
 def _half(answer: Any) -> float:
     value = number(answer)
-    demand(rounded(value) == value, f"{value!r} is no FP16 number; it would be {rounded(value)!r}.")
+    demand(
+        rounded(value) == value,
+        f"{value!r} is no FP16 number: write one exactly, with powers of two.",
+    )
     return value
 
 

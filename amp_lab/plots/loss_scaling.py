@@ -24,8 +24,12 @@ def scale_trace(figure: Figure, trace: Trace, ceilings: Sequence[float] = ()) ->
     axes.plot(trace.skipped, [heights[s] for s in trace.skipped], "X", color=VERMILLION,
               markeredgecolor="black", markersize=8)  # fmt: skip
     axes.annotate("✕ skipped step", (0.99, 0.05), xycoords="axes fraction", ha="right", fontsize=9)
-    axes.set(xlim=(0, len(trace.scales)), ylim=(0, 30), xlabel="training step", ylabel="loss scale")
-    axes.set_yticks(range(0, 31, 6), [f"2^{k}" for k in range(0, 31, 6)])
+    low = min(0, 6 * math.floor(min(heights) / 6))
+    axes.set(
+        xlim=(0, len(trace.scales)), ylim=(low, 30), xlabel="training step", ylabel="loss scale"
+    )
+    ticks = range(low, 31, 6 if low > -30 else 12)
+    axes.set_yticks(ticks, [f"2^{k}" for k in ticks])
     axes.grid(axis="y", color=FAINT)
     return (
         f"From 2^{heights[0]:.0f}, {len(trace.skipped)} of {len(heights)} steps are skipped; "
