@@ -1,3 +1,4 @@
+# make help          this list
 # make lab           open the lab in JupyterLab
 # make test          package tests, and every notebook re-executed and compared with what is stored
 # make browser-test  the same notebooks in JupyterLab in Chromium, sliders moved
@@ -12,7 +13,10 @@ BROWSER_READY := .venv/ready-browser
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 --nbval-sanitize-with tests/nbval_sanitize.cfg
 LOCKED_TORCH := torch==2.13.0
 
-.PHONY: lab test browser-test execute bench lint lock
+.PHONY: help lab test browser-test execute bench lint lock
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
 
 lab: $(READY)
 	$(BIN)/jupyter lab notebooks/00_start_here.ipynb

@@ -58,6 +58,20 @@ def test_no_number_is_a_wrong_answer_and_no_traceback(strange):
     assert "the answer is to be a" in result.text
 
 
+def test_a_hint_is_asked_for_the_next_one():
+    """In a notebook `_` is what was shown last: the result first, then the hint."""
+
+    @exercise("one", "two", "three", right="yes")
+    def check(answer):
+        demand(answer == 1, "no")
+
+    shown = check(2)
+    for wanted in ("Hint 1 of 3: one", "Hint 2 of 3: two", "Hint 3 of 3: three"):
+        shown = shown.hint()
+        assert shown == wanted
+        assert repr(shown) == wanted
+
+
 def test_three_hints_in_turn():
     result = four(5)
     assert [result.hint() for _ in range(4)] == [

@@ -72,7 +72,7 @@ def clip(answer: Any) -> None:
                 scaled_loss.backward()
             masters = list(amp.master_params(optimizer))
             before = [p.grad.clone() for p in masters if p.grad is not None]
-            call(partial(answer, model, optimizer), max_norm)
+            found = call(partial(answer, model, optimizer), max_norm)
             after = [p.grad for p in masters if p.grad is not None]
             norm, total = _norm(after), _norm(before)
             demand(
@@ -86,6 +86,10 @@ def clip(answer: Any) -> None:
             demand(
                 torch.allclose(after[0] / norm, before[0] / total, rtol=1e-3, atol=1e-6),
                 "clipping is to keep the direction of the gradient.",
+            )
+            demand(
+                abs(number(found) - total) <= 0.01 * total,
+                f"return the norm that was found: {found:.3g} is not that of the gradients.",
             )
 
 
