@@ -12,6 +12,8 @@ READY := .venv/ready
 BROWSER_READY := .venv/ready-browser
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=300 --nbval-sanitize-with tests/nbval_sanitize.cfg
 LOCKED_TORCH := torch==2.13.0
+# JupyterLab refuses to start as root, which one is in most containers.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .PHONY: help lab test browser-test execute bench lint lock
 
@@ -19,7 +21,7 @@ help:
 	@sed -n 's/^# make/make/p' Makefile
 
 lab: $(READY)
-	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab $(AS_ROOT) notebooks/00_start_here.ipynb
 
 # One thread for each of the two workers: on the tests' small tensors more of them only wait for each
 # other, and results must not depend on it.
