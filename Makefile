@@ -21,7 +21,7 @@ help:
 	@sed -n 's/^# make/make/p' Makefile
 
 lab: $(READY)
-	$(BIN)/jupyter lab $(AS_ROOT) notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab $(AS_ROOT) --ServerApp.root_dir=. notebooks/00_start_here.ipynb
 
 # One thread for each of the two workers: on the tests' small tensors more of them only wait for each
 # other, and results must not depend on it.
