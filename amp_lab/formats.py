@@ -110,6 +110,11 @@ class FloatFormat:
         return math.ldexp(top_pattern, self.max_exponent)
 
     @property
+    def overflow_threshold(self) -> float:
+        """The smallest magnitude that rounds to infinity: half an ulp above `max`."""
+        return self.max + self.spacing(self.max) / 2
+
+    @property
     def smallest_normal(self) -> float:
         """The smallest positive number with all its mantissa bits."""
         return 2.0**self.min_exponent

@@ -159,14 +159,14 @@ def highest_scale(row: Row, fmt: FloatFormat) -> int:
     """Return the largest k such that scaling by 2^k overflows nothing."""
     if row.largest == 0:
         return LARGEST_SCALE
-    limit = fmt.max + fmt.spacing(fmt.max) / 2  # from here on numbers round to infinity
-    k = math.frexp(limit)[1] - math.frexp(row.largest)[1]
-    return min(k if math.ldexp(row.largest, k) < limit else k - 1, LARGEST_SCALE)
+    k = math.frexp(fmt.overflow_threshold)[1] - math.frexp(row.largest)[1]
+    fits = math.ldexp(row.largest, k) < fmt.overflow_threshold
+    return min(k if fits else k - 1, LARGEST_SCALE)
 
 
 def overflows(in_half: Mapping[str, float], fmt: FloatFormat) -> dict[str, float]:
     """Return the places whose largest magnitude rounds to infinity in fmt, in their order."""
-    limit = fmt.max + fmt.spacing(fmt.max) / 2
+    limit = fmt.overflow_threshold
     return {place: size for place, size in in_half.items() if math.isfinite(size) and size >= limit}
 
 

@@ -101,6 +101,23 @@ def number(answer: Any) -> float:
     return value
 
 
+def run(function: Any, *arguments: Any, brief: bool = False) -> Any:
+    """Return what the learner's function returns, whatever it is; its errors become a sentence.
+
+    With `brief`, of an error's message only what stands before its first colon.
+
+    Raises:
+        WrongAnswer: it is no function, or it raised.
+    """
+    _demand_function(function)
+    try:
+        return function(*arguments)
+    except Exception as error:
+        message = f"{str(error).split(':')[0]}." if brief else str(error)
+        text = f"your function raised {type(error).__name__}: {message}"
+        raise WrongAnswer(text) from error
+
+
 def call(function: Any, *arguments: Any) -> Any:
     """Return what the learner's function returns; its errors become a sentence.
 
@@ -108,8 +125,7 @@ def call(function: Any, *arguments: Any) -> Any:
         NotAnswered: it returned None or `...`.
         WrongAnswer: it is no function, or it raised.
     """
-    if not callable(function):
-        raise WrongAnswer("the answer is to be a function; keep the line that starts with def")
+    _demand_function(function)
     try:
         value = function(*arguments)
     except Exception as error:
@@ -120,6 +136,10 @@ def call(function: Any, *arguments: Any) -> Any:
     if _is_blank(value):
         raise NotAnswered
     return value
+
+
+def _demand_function(answer: Any) -> None:
+    demand(callable(answer), "the answer is to be a function; keep the line that starts with def")
 
 
 def _is_blank(answer: Any) -> bool:

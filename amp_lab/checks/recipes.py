@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_lab.checks import WrongAnswer, demand, exercise
+from amp_lab.checks import WrongAnswer, demand, exercise, run
 from amp_lab.grad_scaler import GradScaler
 
 
@@ -18,17 +18,6 @@ def _model() -> tuple[nn.Linear, torch.optim.Optimizer, GradScaler]:
 
 def _loss(model: nn.Module, factor: float = 1.0) -> torch.Tensor:
     return model(torch.full((2, 4), factor)).square().mean()
-
-
-def _run(answer: Any, *arguments: Any) -> Any:
-    """Call the learner's function; an error of its becomes a sentence."""
-    if not callable(answer):
-        raise WrongAnswer("the answer is to be a function; keep the line that starts with def")
-    try:
-        return answer(*arguments)
-    except Exception as error:
-        text = f"your function raised {type(error).__name__}: {error}"
-        raise WrongAnswer(text) from error
 
 
 def _moved(model: nn.Linear) -> bool:
@@ -45,7 +34,7 @@ def _moved(model: nn.Linear) -> bool:
 def clipped_step(answer: Any) -> None:
     """A function (scaler, optimizer, loss, parameters, max_norm) that makes one clipped step."""
     model, optimizer, scaler = _model()
-    _run(answer, scaler, optimizer, _loss(model), list(model.parameters()), 0.01)
+    run(answer, scaler, optimizer, _loss(model), list(model.parameters()), 0.01)
     demand(_moved(model), "the weights have not moved. (No answer yet?)")
     reference, plain, _ = _model()
     _loss(reference).backward()
@@ -66,7 +55,7 @@ def accumulated_step(answer: Any) -> None:
     """A function (scaler, optimizer, losses) that makes one step for the mean of the losses."""
     model, optimizer, scaler = _model()
     factors = (1.0, 2.0, 3.0)
-    _run(answer, scaler, optimizer, [_loss(model, f) for f in factors])
+    run(answer, scaler, optimizer, [_loss(model, f) for f in factors])
     demand(_moved(model), "the weights have not moved. (No answer yet?)")
     reference, plain, _ = _model()
     torch.stack([_loss(reference, f) for f in factors]).mean().backward()
@@ -97,7 +86,7 @@ def follow(answer: Any) -> None:
             gradient[0, 0] = torch.inf
         scaler.step(optimizer)
         scaler.update()
-        _run(answer, scaler, optimizer, scheduler)
+        run(answer, scaler, optimizer, scheduler)
         taken += not bad
         rate = float(scheduler.get_last_lr()[0])
         what = "a skipped step" if bad else "a step that was taken"
@@ -116,7 +105,7 @@ def checkpoint(answer: Any) -> None:
     scaler.scale(_loss(model)).backward()
     scaler.step(optimizer)
     scaler.update(48.0)
-    saved = _run(answer, model, optimizer, scaler)
+    saved = run(answer, model, optimizer, scaler)
     demand(saved not in (None, ...), "the function returns nothing yet.")
     demand(isinstance(saved, dict), "return a dict.")
     for name in ("model", "optimizer", "scaler"):

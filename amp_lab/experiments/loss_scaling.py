@@ -14,8 +14,7 @@ from amp_lab.grad_scaler import GradScaler
 from amp_lab.scaler_state import Update
 from amp_lab.tasks import Task
 
-# The smallest magnitude that rounds to infinity in float16: half an ulp above its maximum.
-OVERFLOW = FP16.max + FP16.spacing(FP16.max) / 2
+OVERFLOW = FP16.overflow_threshold
 
 
 def half_precision() -> autocast:
