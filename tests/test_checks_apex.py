@@ -40,6 +40,11 @@ def convert(state):
     return saved
 
 
+def divides_in_half(half, master, grad, loss_scale, lr):
+    master = master - lr * (grad / loss_scale).float()
+    return master.half(), master
+
+
 @pytest.mark.parametrize(
     ("check", "right"),
     [
@@ -81,6 +86,7 @@ def lossy(half, master, grad, loss_scale, lr):
         (checks.clip, clip_signs, "direction"),
         (checks.clip, clip_to_nothing, "too small"),
         (checks.clip, lambda m, o, n: 1 / 0, "ZeroDivisionError"),
+        (checks.master_step, divides_in_half, "master weights are off"),
         (checks.master_step, half_update, "master weights are off"),
         (checks.master_step, lossy, "master weights are off"),
         (checks.master_step, lambda *a: a[0], "two tensors"),

@@ -178,6 +178,14 @@ def two_by_hand(model, optimizer, scaler, first, second):
         optimizer.step()
 
 
+def two_in_one_sum(model, optimizer, scaler, first, second):
+    optimizer.zero_grad()
+    loss = loss_in_half(model, first) + loss_in_half(model, second)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
 def two_in_one(model, optimizer, scaler, first, second):
     accumulate_once(model, optimizer, scaler, [first, second])
 
@@ -643,12 +651,14 @@ WRONG = [
     ("clipped_step", clip_then_unscale, "hardly move"),
     ("clipped_step", clip_not_at_all, "not as in float32"),
     ("two_steps", two_in_one, "one step on both"),
+    ("two_steps", two_in_one_sum, "one step on both"),
     ("two_steps", two_but_no_last_update, "already called"),
     ("epoch", epoch_growing, "the schedule has not counted"),
     ("epoch", lambda *a: None, "update() was called 0 times"),
     ("standardise", standardise_masked, "not what float32 computes"),
     ("distance_loss", distance_eps_outside, "its gradient is not"),
     ("distance_loss", lambda outputs, targets: targets.sum(), "made from the outputs"),
+    ("distance_loss", F.mse_loss, "another loss"),
     ("accumulate", accumulate_unscaling, "count more than others"),
     ("accumulate", accumulate_not_mean, "not that of the mean loss"),
 ]

@@ -1,6 +1,7 @@
 """Right answers pass; each kind of wrong one is told what is wrong."""
 
 import pytest
+import torch
 from torch import nn
 
 from amp_lab.checks import recipes as checks
@@ -53,6 +54,11 @@ def save(model, optimizer, scaler):
     return {name: part.state_dict() for name, part in parts.items()}
 
 
+def save_another_optimizer(model, optimizer, scaler):
+    other = torch.optim.SGD(model.parameters(), lr=9.0)
+    return {**save(model, optimizer, scaler), "optimizer": other.state_dict()}
+
+
 @pytest.mark.parametrize(
     ("check", "right"),
     [
@@ -86,6 +92,7 @@ def blank(*_):
         (checks.checkpoint, lambda m, o, s: {"model": m.state_dict()}, "optimizer is lost"),
         (checks.checkpoint, lambda m, o, s: m.state_dict(), "model is lost"),
         (checks.checkpoint, 3, "function"),
+        (checks.checkpoint, save_another_optimizer, "is that this optimizer"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")

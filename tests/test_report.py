@@ -152,6 +152,18 @@ def test_gradients_are_given_up_and_other_hooks_stay():
     assert len(called) == 3
 
 
+def test_no_two_gradients_are_alive_at_a_time():
+    """In the pass itself: when a gradient arrives, those before it have been given up."""
+    model, alive = net(), []
+    for parameter in model.parameters():
+        parameter.register_hook(
+            lambda _: alive.append(sum(p.grad is not None for p in model.parameters()))
+        )
+    precision_report(model, loss_of, batch(), learning_rate=0.1)
+    assert len(alive) == 6
+    assert max(alive) == 0
+
+
 def test_no_grad_autocast_and_modes_around_it_change_nothing():
     plain = precision_report(net().eval(), loss_of, batch()).to_dict()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -191,9 +203,20 @@ def test_shares_are_those_of_really_casting():
             assert row.nonzero == g.numel()
             assert row.flushed == pytest.approx(zero.double().mean().item())
             small = (half > 0) & (half < FP16.smallest_normal)
+            assert row.overflowing == 0
             assert row.subnormal == pytest.approx(small.double().mean().item())
             lost = (g[zero].double().sum() / g.double().sum()).item()
             assert row.lost == pytest.approx(lost, rel=0.25, abs=1e-4)
+
+
+def test_the_share_that_overflows_is_that_of_really_casting():
+    model = nn.Linear(1, 64, bias=False)
+    spread = torch.logspace(10, 22, 64, base=2)
+    report = precision_report(model, lambda m, b: (m(b)[0] * spread).sum(), torch.ones(1, 1))
+    [row] = report.activation_gradients
+    assert row.overflowing == spread.half().isinf().double().mean().item() > 0.4
+    assert report.verdict == "needed"  # a scale below 1 mends it
+    assert report.scale_window[1] < 1
 
 
 @pytest.mark.parametrize("fmt", [FP16, FP8_E5M2, BF16])

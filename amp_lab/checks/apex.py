@@ -106,9 +106,10 @@ def _norm(tensors: list[Tensor]) -> float:
 def master_step(answer: Any) -> None:
     """A function (half, master, grad, loss_scale, lr) -> (new half, new master): one SGD step."""
     generator = torch.Generator().manual_seed(0)
-    for scale, lr in ((1.0, 0.1), (1024.0, 1e-4), (2.0**16, 0.01)):
-        master = torch.randn(64, generator=generator)
-        grad = (torch.randn(64, generator=generator) * 1e-3 * scale).half()
+    for scale, lr, size in ((1.0, 0.1, 1e-3), (1024.0, 1e-4, 1e-3), (2.0**16, 1.0, 1e-7)):
+        # Gradients of 1e-7 are lost when they are divided in half precision.
+        master = torch.randn(64, generator=generator) * 1000 * size
+        grad = (torch.randn(64, generator=generator) * size * scale).half()
         expected = master - lr * (grad.float() / scale)
         pair = call(answer, master.half(), master.clone(), grad.clone(), scale, lr)
         demand(
@@ -120,7 +121,7 @@ def master_step(answer: Any) -> None:
         demand(low.dtype == torch.float16, f"the first result is {low.dtype}, not torch.float16.")
         demand(new.dtype == torch.float32, f"the second result is {new.dtype}, not torch.float32.")
         error = (new - expected).abs().max().item()
-        demand(error <= 1e-7, f"{shown} the master weights are off by up to {error:.2g}.")
+        demand(error <= 1e-4 * size, f"{shown} the master weights are off by up to {error:.2g}.")
         demand(torch.equal(low, new.half()), f"{shown} the half weights are not master.half().")
 
 

@@ -75,7 +75,7 @@ def distance_loss(answer: Any) -> None:
     targets = inputs @ weight.t()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = GradScaler(KIND, 2.0**10, history_size=100)
-    distances = []
+    distances: list[float] = []
     for _ in range(40):
         optimizer.zero_grad()
         with half_precision():
@@ -92,6 +92,12 @@ def distance_loss(answer: Any) -> None:
             not scaler.history[-1].skipped,
             "the loss is finite, but its gradient is not: the step was skipped.",
         )
+        if not distances:
+            ordinary = (outputs.detach().float() - targets)[:12].norm(dim=-1).sum() / 16
+            demand(
+                abs(loss.item() - ordinary) < 0.02 * ordinary + 0.01,
+                "that is another loss: it is to be the mean distance.",
+            )
         distances.append((outputs.detach().float() - targets).norm(dim=-1).mean().item())
     demand(distances[-1] < distances[0] / 4, "the model does not learn from this loss.")
 

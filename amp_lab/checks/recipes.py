@@ -102,6 +102,7 @@ def follow(answer: Any) -> None:
 def checkpoint(answer: Any) -> None:
     """A function (model, optimizer, scaler) -> dict of what must be saved, by these three names."""
     model, optimizer, scaler = _model()
+    optimizer.param_groups[0]["lr"] = 0.05  # as a schedule leaves it
     scaler.scale(_loss(model)).backward()
     scaler.step(optimizer)
     scaler.update(48.0)
@@ -118,4 +119,6 @@ def checkpoint(answer: Any) -> None:
     except Exception as error:
         raise WrongAnswer(f"one of the states cannot be loaded: {error}") from error
     demand(torch.equal(fresh.weight, model.weight), "the model's weights differ.")
+    rate = other.param_groups[0]["lr"]
+    demand(rate == 0.05, f"the learning rate is {rate:g} after loading: is that this optimizer?")
     demand(third.get_scale() == 48.0, "the scaler's scale differs after loading.")
