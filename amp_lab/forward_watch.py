@@ -12,11 +12,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from amp_lab import op_policy
 from amp_lab.composites import opened
@@ -72,7 +72,16 @@ def constant(
     return Constant(place, float(value), rounded, under_autocast)
 
 
-Key = tuple[int, int]
+@dataclass
+class _Known:
+    """What is known of a tensor; all but `low` no longer holds when it is written to."""
+
+    version: int
+    low: bool = False  # autocast would have it in half precision
+    extreme: Tensor | None = None  # its element of the largest magnitude
+    module: str | None = None  # that returned it, or what it is a view of
+    returned: bool = False  # by that module itself
+    given: bool = False  # to a function, and looked at for constants
 
 
 class ForwardWatch(TorchFunctionMode):
@@ -100,13 +109,7 @@ class ForwardWatch(TorchFunctionMode):
         self._policies = op_policy.policies("cuda")  # also on a CPU: its answer is for a GPU
         self._modules: list[str] = []  # those that are running, the innermost last
         self._parameters: dict[int, str] = {}
-        self._low: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
-        self._measured: WeakValueDictionary[Key, Tensor] = WeakValueDictionary()
-        self._extremes: dict[Key, Tensor] = {}
-        self._returned: WeakValueDictionary[Key, Tensor] = WeakValueDictionary()
-        self._named: WeakValueDictionary[Key, Tensor] = WeakValueDictionary()
-        self._names: dict[Key, str] = {}  # of the module that returned it, or what it is a view of
-        self._given: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        self._known = WeakTensorKeyDictionary()  # _Known, by tensor, as long as there is one
 
     @property
     def constants(self) -> list[Constant]:
@@ -139,12 +142,13 @@ class ForwardWatch(TorchFunctionMode):
         name = self._modules.pop()
         with torch._C.DisableTorchFunction(), torch.no_grad():
             for x in _flat(outputs):
-                if _is_counted(x) and self._returned.get(_key(x)) is not x:
-                    self._returned[_key(x)] = x
-                    self._name(x, name)
-                    self._note(self.outputs, name, x)
-                    if self._is_low(x):
-                        self.half_modules.add(name)
+                if not _is_counted(x) or self._of(x).returned:
+                    continue
+                known = self._of(x)
+                known.returned, known.module = True, name
+                self._note(self.outputs, name, x)
+                if known.low:
+                    self.half_modules.add(name)
 
     def __torch_function__(
         self, func: Callable, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -169,7 +173,9 @@ class ForwardWatch(TorchFunctionMode):
         if name in _OF_THE_FIRST or _is_in_place(name):
             arrays = arrays[:1]
         low = policy is Policy.LOWER or (
-            policy in (None, Policy.WIDEST) and bool(arrays) and all(map(self._is_low, arrays))
+            policy in (None, Policy.WIDEST)
+            and bool(arrays)
+            and all(self._of(x).low for x in arrays)
         )
         for value in _scalars(name, args, kwargs):
             found = constant(place, value, self.fmt, low)
@@ -191,31 +197,26 @@ class ForwardWatch(TorchFunctionMode):
     def _look_at(self, x: Tensor, name: str, place: str, low: bool) -> None:
         """Note a mask, an input, a constant; weights and activations are counted anyway."""
         root = x._base if x._base is not None else x
-        if not x.requires_grad and self._given.get(id(root)) is not root:
-            self._given[id(root)] = root
+        if not x.requires_grad and not self._of(root).given:
+            self._of(root).given = True
             self._tensors.append((f"tensor given to {place}", self._extreme(x), low))
 
     def _cast(self, x: Tensor, place: str) -> None:
         """Note what an operation takes that computes in half precision."""
         if id(x) in self._parameters:
             self.half_parameters.add(self._parameters[id(x)])
-        if self._named.get(_key(x)) is x:
-            self.half_modules.add(self._names[_key(x)])
-        if not self._is_low(x):
+        known = self._of(x)
+        if known.module is not None:
+            self.half_modules.add(known.module)
+        if not known.low:
             self._note(self.in_half, f"input of {place}", x)
 
     def _result(self, x: Tensor, low: bool, first: Tensor | None) -> None:
         """Keep track of a result, `first` being the first tensor that the function was given."""
-        if x._is_view() and first is not None and self._named.get(_key(first)) is first:
-            self._name(x, self._names[_key(first)])
-        if low:
-            self._low[id(x)] = x
-        else:
-            self._low.pop(id(x), None)  # a result written in place
-
-    def _name(self, x: Tensor, name: str) -> None:
-        self._named[_key(x)] = x
-        self._names[_key(x)] = name
+        known = self._of(x)
+        known.low = low
+        if x._is_view() and first is not None:
+            known.module = self._of(first).module
 
     def _note(self, sizes: dict[str, Tensor], name: str, x: Tensor) -> None:
         size = self._extreme(x).abs().float()
@@ -223,20 +224,19 @@ class ForwardWatch(TorchFunctionMode):
 
     def _extreme(self, x: Tensor) -> Tensor:
         """Return the element of the largest magnitude, as a scalar tensor; NaN if there is one."""
-        key = _key(x)
-        if self._measured.get(key) is not x:
-            self._measured[key] = x
+        known = self._of(x)
+        if known.extreme is None:
             low, high = (x.detach().coalesce().values() if x.is_sparse else x.detach()).aminmax()
-            self._extremes[key] = torch.where(-low > high, low, high)
-        return self._extremes[key]
+            known.extreme = torch.where(-low > high, low, high)
+        return known.extreme
 
-    def _is_low(self, x: Tensor) -> bool:
-        return self._low.get(id(x)) is x
-
-
-def _key(x: Tensor) -> Key:
-    """Tell tensors apart, and a tensor from itself before it was written to."""
-    return id(x), 0 if x.is_inference() else x._version
+    def _of(self, x: Tensor) -> _Known:
+        known = self._known.get(x)
+        version = 0 if x.is_inference() else x._version
+        if known is None or known.version != version:
+            known = _Known(version, low=known is not None and known.low)
+            self._known[x] = known
+        return known
 
 
 def _is_counted(x: Any) -> bool:
