@@ -5,6 +5,10 @@ leaves the state in the dtype that it came in. A layer of `torch.lstm` is mostly
 oneDNN's, which is listed. The order of operations is torch's throughout, because the gradients of a
 tensor that is used more than once are added in the order of its uses.
 
+Not every CPU has oneDNN's LSTM in half precision; on one without AVX-512 even bfloat16 is missing.
+There torch's autocast fails, because it decides for oneDNN before it casts. Here such a layer is
+computed step by step, as torch does with `torch.backends.mkldnn` disabled.
+
 (What a GPU computes is another thing: see `amp_lab.recurrent`.)
 """
 
@@ -36,14 +40,24 @@ class _Layer(NamedTuple):
     def project(self, h: Tensor) -> Tensor:
         return h if self.w_hr is None else self.caster.lower(torch.matmul, (h, self.w_hr.t()), {})
 
-    def onednn_lstm(self, x: Tensor, state: Sequence[Tensor], backwards: bool, train: bool) -> Any:
-        """Run over `(time, batch, features)`; return outputs, final h and c, and a workspace."""
+    def onednn_lstm(
+        self, x: Tensor, state: Sequence[Tensor], backwards: bool, train: bool
+    ) -> Sequence[Tensor] | None:
+        """Run over `(time, batch, features)`; return outputs, final h and c.
+
+        None where oneDNN has no such LSTM for this CPU, which can only be found out by trying.
+        """
         w_ih, w_hh = self.w_ih, self.w_hh
         has_biases = self.b_ih is not None
         biases = (self.b_ih, self.b_hh) if has_biases else map(torch.zeros_like, (w_ih, w_hh))
         kind = 2, w_hh.shape[-1], 1, has_biases, False, False, train  # an LSTM of one layer
         args = x, w_ih, w_hh, *biases, *state, backwards, [], *kind
-        return self.caster.lower(torch.mkldnn_rnn_layer, args, {})
+        try:
+            return self.caster.lower(torch.mkldnn_rnn_layer, args, {})[:3]
+        except RuntimeError as error:
+            if "could not create a primitive" not in str(error):
+                raise
+            return None
 
 
 # From what the input contributes to the gates, and the state, to the new state.
@@ -118,9 +132,11 @@ def network(caster: Any, func: Callable, x: Tensor, *args: Any) -> tuple[Tensor,
             w_ih, w_hh, *rest = weights[len(final) * each : (len(final) + 1) * each]
             layer = _Layer(caster, w_ih, w_hh, *([] if has_biases else [None, None]), *rest)
             state: Sequence[Tensor] = states[len(final)]
-            if name == "lstm" and sizes is None and layer.w_hr is None and _has_onednn_lstm(x):
-                output, h, c, _ = layer.onednn_lstm(x.contiguous(), state, backwards, train)
-                state = h, c
+            result = None
+            if name == "lstm" and sizes is None and layer.w_hr is None and _decides_for_onednn(x):
+                result = layer.onednn_lstm(x.contiguous(), state, backwards, train)
+            if result:
+                output, *state = result
             else:
                 gates = layer.from_input(x)
                 steps = gates.split(sizes) if sizes else gates.unbind(0)
@@ -136,7 +152,7 @@ def network(caster: Any, func: Callable, x: Tensor, *args: Any) -> tuple[Tensor,
     return x, *(torch.stack(s) for s in zip(*final, strict=True))
 
 
-def _has_onednn_lstm(x: Tensor) -> bool:
+def _decides_for_onednn(x: Tensor) -> bool:
     trains_in_half = x.dtype == torch.float16 and torch.is_grad_enabled()
     return bool(torch.backends.mkldnn.enabled) and not trains_in_half
 

@@ -1,8 +1,9 @@
 """Modules and composed functions: outputs and gradients bit by bit as under torch's autocast."""
 
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -54,7 +55,13 @@ def run(
     )
 
 
-def assert_same(function: Callable, inputs: Any, low: torch.dtype, parameters: Any = ()) -> None:
+def assert_same(
+    function: Callable,
+    inputs: Any,
+    low: torch.dtype,
+    parameters: Any = (),
+    contexts: Callable[[torch.dtype], list[AbstractContextManager]] = contexts,
+) -> None:
     parameters = list(parameters)
     theirs, ours = (run(c, function, inputs, parameters) for c in contexts(low))
     assert len(theirs) == len(ours)
@@ -284,14 +291,28 @@ RECURRENT = {
 }
 
 
-def has_half_lstm() -> bool:
-    """Not every CPU has oneDNN's float16 LSTM. Both autocasts raise the same error then."""
+@cache
+def has_onednn_lstm(low: torch.dtype) -> bool:
+    """Has oneDNN an LSTM in this dtype for this CPU? If not, torch's autocast fails."""
     try:
-        with torch.autocast("cpu", torch.float16):
+        with torch.autocast("cpu", low):
             nn.LSTM(1, 1)(torch.ones(1, 1, 1))
     except RuntimeError:
         return False
     return True
+
+
+@contextmanager
+def torchs_without_onednn(low: torch.dtype) -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of TF32, which the flags set too
+        with torch.backends.mkldnn.flags(enabled=False), torch.autocast("cpu", low):
+            yield
+
+
+def lstm_contexts(low: torch.dtype) -> list[AbstractContextManager]:
+    theirs, ours = contexts(low)
+    return [theirs if has_onednn_lstm(low) else torchs_without_onednn(low), ours]
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
@@ -309,11 +330,33 @@ def test_recurrent_networks(name, with_state, low):
         state = x(copies, batch, options.get("proj_size", 4))
         inputs.append((state, x(copies, batch, 4)) if kind is nn.LSTM else state)
     is_onednn = kind is nn.LSTM and "proj_size" not in options
-    if is_onednn and low == torch.float16 and not has_half_lstm():
-        with autocast("cpu", low), pytest.raises(RuntimeError, match="LSTM forward"):
-            module(*inputs)
-        return
-    assert_same(module, inputs, low, list(module.parameters()))
+    assert_same(module, inputs, low, module.parameters(), lstm_contexts if is_onednn else contexts)
+
+
+@each_low
+def test_lstm_on_a_cpu_without_onednns(monkeypatch, low):
+    """On every CPU; those that have it may round a product otherwise than without oneDNN."""
+    torch.manual_seed(0)
+    module, data = nn.LSTM(6, 4, num_layers=2, bidirectional=True), x(5, 3, 6)
+    arguments = module, [data], list(module.parameters())
+    expected = run(torchs_without_onednn(low), *arguments)
+
+    def missing(*args: Any) -> None:
+        raise RuntimeError("could not create a primitive descriptor for the LSTM")
+
+    monkeypatch.setattr(torch, "mkldnn_rnn_layer", missing)
+    tolerance = 2 * torch.finfo(low).eps
+    for ours, theirs in zip(run(autocast("cpu", low), *arguments), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_lstm_with_an_error_of_its_own_raises_it(monkeypatch):
+    def broken(*args: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(torch, "mkldnn_rnn_layer", broken)
+    with autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="out of memory"):
+        nn.LSTM(6, 4)(torch.zeros(5, 3, 6))
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
@@ -381,10 +424,11 @@ def test_recurrent_network_after_a_layer_and_without_grad():
             [inputs],
             torch.bfloat16,
             [*first.parameters(), *module.parameters()],
+            lstm_contexts,
         )
         with torch.no_grad():
             results = []
-            for context in contexts(torch.bfloat16):
+            for context in lstm_contexts(torch.bfloat16):
                 with context:
                     results.append(module(first(inputs))[0])
         assert equal(*results)
