@@ -21,16 +21,16 @@ a tensor of any shape with one element. What torch's class lacks is keyword-only
 """
 
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from amp_lab.finite import scale_and_check_
-from amp_lab.scaler_state import Iteration, ScalerState, Stage
+from amp_lab.scaler_state import Found, Iteration, ScalerState, Stage
 
 
 class GradScaler(ScalerState):
@@ -111,9 +111,9 @@ class GradScaler(ScalerState):
         iteration.found_inf = self._check(optimizer, wide.reciprocal().float())
         iteration.stage = Stage.UNSCALED
 
-    def _check(self, optimizer: Optimizer, factor: Tensor | None) -> dict[torch.device, Tensor]:
+    def _check(self, optimizer: Optimizer, factor: Tensor | None) -> Found:
         """Check all gradients, multiply them by the factor, and return what was found."""
-        together: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+        every = []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 gradient = parameter.grad
@@ -124,7 +124,9 @@ class GradScaler(ScalerState):
                         # The sum of two entries may overflow.
                         gradient = parameter.grad = gradient.coalesce()
                     gradient = gradient._values()
-                together[gradient.device, gradient.dtype].append(gradient)
+                every.append(gradient)
+        # By device and dtype, a list of lists and their indices.
+        together: dict[Any, Any] = _group_tensors_by_device_and_dtype([every]) if every else {}
         if any(dtype.is_complex for _, dtype in together):
             raise NotImplementedError("complex gradients: torch's scaler takes none either")
         if factor is not None and any(dtype == torch.float16 for _, dtype in together):
@@ -132,9 +134,9 @@ class GradScaler(ScalerState):
                 "there are float16 gradients to unscale: keep the model in float32 and "
                 "let autocast choose precisions, do not call model.half()"
             )
-        found: dict[torch.device, Tensor] = {}
+        found: Found = {}
         with torch.no_grad():
-            for (device, _), gradients in together.items():
+            for (device, _), ([gradients], _) in together.items():
                 there = None if factor is None else factor.to(device, non_blocking=True)
                 one = scale_and_check_(gradients, there)
                 found[device] = found[device] + one if device in found else one
@@ -142,7 +144,7 @@ class GradScaler(ScalerState):
             found = self._reduce(found)
         return found
 
-    def _reduce(self, found: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
+    def _reduce(self, found: Found) -> Found:
         """Let every rank of the group know what any of them found."""
         scale, _ = self._state("step")
         combined = self._sum(found.values(), scale)
@@ -190,7 +192,7 @@ class GradScaler(ScalerState):
             result = None
             if not sum(found.item() for found in iteration.found_inf.values()):
                 result = optimizer.step(*args, **kwargs)
-        self._last_found_inf[optimizer] = self._sum(iteration.found_inf.values(), scale)
+        self._last_found_inf[optimizer] = iteration.found_inf
         iteration.stage = Stage.STEPPED
         return result
 

@@ -23,13 +23,16 @@ class Stage(Enum):
     STEPPED = "step() was called"
 
 
+# 0-dimensional float32 tensors, not 0 where an infinity or NaN was found, one a device.
+Found = dict[torch.device, Tensor]
+
+
 @dataclass
 class Iteration:
     """What happened to one optimizer since the last update."""
 
     stage: Stage = Stage.READY
-    # 0-dimensional float32 tensors, not 0 where an infinity or NaN was found, one a device.
-    found_inf: dict[torch.device, Tensor] = field(default_factory=dict)
+    found_inf: Found = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class ScalerState:
         self._scale: Tensor | None = None
         self._growth_tracker: Tensor | None = None
         self._iterations: defaultdict[int, Iteration] = defaultdict(Iteration)
-        self._last_found_inf: WeakKeyDictionary[Optimizer, Tensor] = WeakKeyDictionary()
+        self._last_found_inf: WeakKeyDictionary[Optimizer, Found] = WeakKeyDictionary()
         # Tensors, until somebody looks: reading them at once would make the host wait.
         self._history: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=history_size)
 
@@ -194,7 +197,7 @@ class ScalerState:
         For what counts optimizer steps: `if not scaler.step_was_skipped(optimizer):
         scheduler.step()` (asked for in PyTorch's issue 67590). False before the first step.
         """
-        return optimizer in self._last_found_inf and bool(self._last_found_inf[optimizer])
+        return any(found.item() for found in self._last_found_inf.get(optimizer, {}).values())
 
     def non_finite_parameters(
         self, optimizer: Optimizer, model: nn.Module | None = None

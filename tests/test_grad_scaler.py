@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from amp_lab.finite import scale_and_check_
 from amp_lab.grad_scaler import GradScaler
 
 CLASSES = {"torch": torch.amp.GradScaler, "amp_lab": GradScaler}
@@ -164,6 +165,20 @@ def test_huge_finite_gradients_are_finite():
         return p, scaler.get_scale(), scaler._get_growth_tracker()
 
     assert same(program)[2] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_what_is_not_finite_among_huge_numbers_is_found(dtype):
+    """Wherever it stands; a sum that overflows does not tell."""
+    huge = torch.full((200,), torch.finfo(dtype).max, dtype=dtype)
+    huge[::2] *= -1
+    huge[:20] = huge[0]
+    assert not scale_and_check_([huge], None)
+    for place in range(200):
+        for bad in (INF, -INF, NAN):
+            values = huge.clone()
+            values[place] = bad
+            assert scale_and_check_([values], None), f"{bad} at {place}"
 
 
 @pytest.mark.parametrize("place", [0, 2**19, 2**20 - 1, 2**20, 1_100_000, 1_199_999])
