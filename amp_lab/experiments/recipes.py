@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ def gan(steps: int, *, mixed: bool, mistake: bool = False) -> list[float]:
     judge, losses = F.binary_cross_entropy_with_logits, []
     for inputs, _ in digits().batches(steps):
         real, z = inputs.flatten(1), torch.randn(64, 16, generator=noise).to(device)
-        ones, zeros = torch.ones(64, 1, device=device), torch.zeros(64, 1, device=device)
+        ones, zeros = torch.ones_like(real[:, :1]), torch.zeros_like(real[:, :1])
         for optimizer in (for_critic, for_generator):
             optimizer.zero_grad()
         with region():
@@ -242,8 +243,10 @@ def resumed(steps: int, *, stop: int | None = None, mistake: bool = False) -> li
     for step, (inputs, targets) in enumerate(s.batches(steps)):
         if step == stop:
             parts = ("model", "optimizer") if mistake else ("model", "optimizer", "scaler")
-            saved = {part: getattr(s, part).state_dict() for part in parts}
-            s = setup(True, **options)
+            file = BytesIO()
+            torch.save({part: getattr(s, part).state_dict() for part in parts}, file)
+            file.seek(0)
+            s, saved = setup(True, **options), torch.load(file)
             for part in parts:
                 getattr(s, part).load_state_dict(saved[part])
         s.optimizer.zero_grad()
