@@ -113,6 +113,8 @@ class GradScaler(ScalerState):
 
     def _check(self, optimizer: Optimizer, factor: Tensor | None) -> Found:
         """Check all gradients, multiply them by the factor, and return what was found."""
+        if torch.compiler.is_compiling():  # it depends on values, which the compiler has not
+            return torch.compiler.disable(self._check)(optimizer, factor)
         every = []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -199,6 +201,11 @@ class GradScaler(ScalerState):
     def _fused_step(
         self, optimizer: Any, iteration: Iteration, scale: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
+        if (
+            torch.compiler.is_compiling()
+        ):  # it would lose the attributes; a fused step is one kernel
+            fused_step = torch.compiler.disable(self._fused_step)
+            return fused_step(optimizer, iteration, scale, *args, **kwargs)
         if iteration.stage is Stage.READY:
             iteration.found_inf = self._check(optimizer, None)
             # An optimizer may bring a factor of its own.
@@ -225,6 +232,8 @@ class GradScaler(ScalerState):
         """
         if not self._enabled:
             return
+        if torch.compiler.is_compiling():  # it would lose the history
+            return torch.compiler.disable(self.update)(new_scale)
         scale, tracker = self._state("update")
         before, found = scale.clone(), torch.zeros_like(scale)
         if new_scale is None:

@@ -692,3 +692,36 @@ def test_non_finite_parameters_are_named():
     assert scaler.non_finite_parameters(optimizer, model) == ["0.bias", "1.weight"]
     numbers = ["group 0, parameter 1", "group 0, parameter 2"]
     assert scaler.non_finite_parameters(optimizer) == numbers
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_compiled_training_step(fused, unscales):
+    """As torch's class, compiled too; the history as in a step that is not."""
+
+    def train(make, compiled=True, **options):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+        scaler = make("cpu", growth_interval=2, **options)
+
+        def step(x):
+            scaler.scale(model(x).sum()).backward()
+            if unscales:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+
+        run = torch.compile(step, backend="eager") if compiled else step
+        for i in range(6):
+            run(torch.full((2, 3), INF if i in (2, 4) else 1.0))
+            optimizer.zero_grad()
+        return bits([*model.parameters(), scaler.state_dict()]), scaler
+
+    theirs, _ = train(torch.amp.GradScaler)
+    ours, scaler = train(GradScaler, history_size=9)
+    assert ours == theirs
+    assert scaler.history == train(GradScaler, compiled=False, history_size=9)[1].history
+    assert [update.skipped for update in scaler.history] == [False, False, True, False, True, False]
