@@ -201,11 +201,9 @@ class GradScaler(ScalerState):
     def _fused_step(
         self, optimizer: Any, iteration: Iteration, scale: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        if (
-            torch.compiler.is_compiling()
-        ):  # it would lose the attributes; a fused step is one kernel
-            fused_step = torch.compiler.disable(self._fused_step)
-            return fused_step(optimizer, iteration, scale, *args, **kwargs)
+        if torch.compiler.is_compiling():  # it would lose the attributes
+            uncompiled = torch.compiler.disable(self._fused_step)
+            return uncompiled(optimizer, iteration, scale, *args, **kwargs)
         if iteration.stage is Stage.READY:
             iteration.found_inf = self._check(optimizer, None)
             # An optimizer may bring a factor of its own.

@@ -41,7 +41,7 @@ def test_a_move_is_shown_in_under_100_ms(notebook):
     view = notebook.views()[0]
     view.sliders[0].evaluate(_TIME_MOVES)
     view.sliders[0].press("Home")
-    notebook.page.wait_for_timeout(300)
+    notebook.page.wait_for_timeout(300)  # until that move, if it is one, has been counted
     notebook.page.evaluate("window.moves = []")
     height, scroll = view.height(), notebook.scroll()
     for i in range(30):
