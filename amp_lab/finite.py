@@ -26,22 +26,28 @@ def scale_and_check_(gradients: Sequence[Tensor], factor: Tensor | None) -> Tens
         0-dimensional float32 tensor on that device: 1.0 if any gradient held an infinity or NaN
         (before the multiplication, which may overflow), else 0.0.
     """
-    device = gradients[0].device
-    if device.type == "cpu":
-        # A factor of magnitude 1 or less makes no finite number infinite, and none can make an
-        # infinite one finite: the order does not matter, and what was just written is in the cache.
-        multiply_first = factor is not None and abs(factor.item()) <= 1
-        found = False
-        for block in _blocks(gradients):
-            if factor is not None and multiply_first:
-                torch._foreach_mul_(block, factor)
-            found = found or not _is_finite(block)
-            if factor is not None and not multiply_first:
-                torch._foreach_mul_(block, factor)
-        return torch.tensor(float(found))
+    on_cpu = gradients[0].device.type == "cpu"
+    return (_on_cpu if on_cpu else _on_accelerator)(gradients, factor)
+
+
+def _on_cpu(gradients: Sequence[Tensor], factor: Tensor | None) -> Tensor:
+    # A factor of magnitude 1 or less makes no finite number infinite, and none can make an
+    # infinite one finite: the order does not matter, and what was just written is in the cache.
+    multiply_first = factor is not None and abs(factor.item()) <= 1
+    found = False
+    for block in _blocks(gradients):
+        if factor is not None and multiply_first:
+            torch._foreach_mul_(block, factor)
+        found = found or not _is_finite(block)
+        if factor is not None and not multiply_first:
+            torch._foreach_mul_(block, factor)
+    return torch.tensor(float(found))
+
+
+def _on_accelerator(gradients: Sequence[Tensor], factor: Tensor | None) -> Tensor:
     filled = [g for g in gradients if g.numel()]
     if not filled:
-        return torch.zeros((), device=device)
+        return torch.zeros((), device=gradients[0].device)
     # The largest magnitude is NaN where any value is, and infinite where any value is.
     largest = torch.stack(torch._foreach_norm(filled, torch.inf))
     if factor is not None:

@@ -6,8 +6,9 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_lab.finite import scale_and_check_
+from amp_lab.finite import _on_accelerator, scale_and_check_
 from amp_lab.grad_scaler import GradScaler
 
 CLASSES = {"torch": torch.amp.GradScaler, "amp_lab": GradScaler}
@@ -725,3 +726,38 @@ def test_a_compiled_training_step(fused, unscales):
     assert ours == theirs
     assert scaler.history == train(GradScaler, compiled=False, history_size=9)[1].history
     assert [update.skipped for update in scaler.history] == [False, False, True, False, True, False]
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often a value is read back, for which the host has to wait on an accelerator."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("bad", [1.0, INF, -INF, NAN])
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_host_waits_once_a_step_and_never_with_a_fused_optimizer(
+    monkeypatch, fused, bad, unscales
+):
+    """The path of accelerators, run on a CPU: results as torch's, and the reads counted."""
+
+    def program(make):
+        p, q, empty = parameter(1.0, bad), parameter(3.0), parameter()
+        optimizer = torch.optim.SGD([p, q, empty], lr=0.1, fused=fused)
+        scaler = started(make)
+        with Reads() as reads:
+            if unscales:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        if make is GradScaler:
+            assert reads.count == (0 if fused else 1)
+        return p, q, p.grad, q.grad, scaler.state_dict()
+
+    monkeypatch.setattr("amp_lab.grad_scaler.scale_and_check_", _on_accelerator)
+    same(program)
