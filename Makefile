@@ -20,8 +20,9 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 help:
 	@sed -n 's/^# make/make/p' Makefile
 
+# A start page, so that the printed address opens it as well where there is no browser to open.
 lab: $(READY)
-	$(BIN)/jupyter lab $(AS_ROOT) --ServerApp.root_dir=. notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab $(AS_ROOT) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 # One thread for each of the two workers: on the tests' small tensors more of them only wait for each
 # other, and results must not depend on it.
